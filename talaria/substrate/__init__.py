@@ -1,0 +1,1 @@
+"""Memory bookkeeping that the simulator and the real engine share. No bytes are moved here."""

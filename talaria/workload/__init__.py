@@ -1,0 +1,1 @@
+"""Sessions: one trace format, importers of real traces, generators and arrival processes."""
