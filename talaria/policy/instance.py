@@ -141,10 +141,7 @@ class CallView:
     device_tokens: int = 0
     host_tokens: int = 0
     generated_tokens: int = 0
-    grant_left: int = 0
-    """Decode steps of the running segment that have not run yet."""
-    decoding: bool = False
-    """True from the first token of the running segment on; False while it waits for or is in prefill."""
+    """Output so far, as of its last finished segment."""
 
 
 @dataclass(slots=True)
@@ -163,7 +160,12 @@ class ModelView:
     free_kv_tokens: int = 0
     """Tokens that could be allocated now, evicting idle prefixes."""
     leases: dict[LineKey, tuple[float, float]] = field(default_factory=dict)
-    """Live leases of returns to this instance: granted at, expires at (seconds)."""
+    """Leases of returns to this instance: granted at, expires at (seconds). A host may leave expired ones in."""
+    decode_s: float = 0.0
+    """Engine-busy seconds of decode so far, and what ran in them: steps, Σ batch, Σ context tokens over the steps."""
+    decode_steps: int = 0
+    decode_sequence_steps: int = 0
+    decode_context_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -264,6 +266,14 @@ class SlotSummary:
     p_admitted: int
     sp_batches: int
     d_steps: int
+    """Protected decode steps d_m of Eq. 4."""
+    sp_s: float
+    """The part of ``prefill_s`` spent in SP batches."""
+    linger_s: float
+    parked_calls: tuple[int, ...]
+    """Returns that this slot left for later."""
+    oversize: int
+    """Calls admitted alone because they fit no slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +286,12 @@ class RoundSummary:
     predicted_s: float
     switch_s: float
     slots: tuple[SlotSummary, ...]
-    deadline_risk: int
+    overrun_s: float
+    """Time past the bound, charged to the next round."""
+    at_risk: bool
+    """Its predicted or actual length passed the bound (Eq. 5)."""
     infeasible: bool
+    """No division of the round meets T_TPOT and the bound together (Eq. 4)."""
 
 
 @dataclass(frozen=True, slots=True)

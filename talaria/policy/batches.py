@@ -1,0 +1,77 @@
+"""Which waiting calls go into the next P or SP batch: order, fairness between tenants, and the limits of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from talaria.policy.instance import CallView
+from talaria.policy.predict import admission_s
+from talaria.policy.timing import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Calls to admit together and their predicted restore and prefill seconds."""
+
+    calls: tuple[CallView, ...]
+    cost_s: float
+    context_tokens: int
+    oversize: bool = False
+    """A single call that fits no slot; it got this one to itself (SPEC §4.1)."""
+
+
+EMPTY = Batch((), 0.0, 0)
+_UNKNOWN_OUTPUT_TOKENS = 1024  # reserved for a call whose output length nobody knows
+
+
+def is_sp_eligible(item: CallView, since_s: float) -> bool:
+    """A continuation that arrived after P and whose prefix is on the device or restorable here (SPEC §4.1)."""
+    return item.arrived_s > since_s and item.call.turn > 0 and item.device_tokens + item.host_tokens > 0
+
+
+def fair_order(items: Sequence[CallView]) -> Sequence[CallView]:
+    """Tenants take turns, each in its own order: a tenant with many calls cannot push back one with few."""
+    if len({item.call.key.tenant for item in items}) <= 1:
+        return items
+    position: dict[str, int] = {}
+    ranked = []
+    for index, item in enumerate(items):
+        tenant = item.call.key.tenant
+        position[tenant] = position.get(tenant, -1) + 1
+        ranked.append((position[tenant], index, item))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [entry[2] for entry in ranked]
+
+
+def choose(
+    items: Iterable[CallView], timing: Timing, *, budget_s: float, free_kv_tokens: int, room: int, output_tokens: int,
+    oversize: bool = False, empty: bool = False,
+) -> Batch:  # fmt: skip
+    """Take ``items`` in order while their predicted time, KV and number fit.
+
+    A call that does not fit in time is passed over (a later, smaller one may fit); one that does not fit in KV ends the
+    batch, so that a large call is not overtaken for ever. With ``oversize`` the first call is taken alone even if it
+    exceeds ``budget_s``: no slot would ever fit it. With ``empty`` (nothing in flight) also if it exceeds the KV: only
+    the engine can say whether it ever fits. ``free_kv_tokens`` counts idle prefixes as free, the calls' own too.
+    """
+    taken: list[CallView] = []
+    cost_s, context = 0.0, 0
+    for item in items:
+        if len(taken) >= room:
+            break
+        tokens = item.call.prompt_tokens
+        output = item.call.expected_output_tokens
+        needed = tokens + min(_UNKNOWN_OUTPUT_TOKENS if output is None else output, output_tokens)
+        if needed > free_kv_tokens and not (empty and not taken):
+            break
+        work_s = admission_s(timing, item)
+        if cost_s + work_s > budget_s:
+            if oversize and not taken:
+                return Batch((item,), work_s, tokens, oversize=True)
+            continue
+        taken.append(item)
+        cost_s += work_s
+        context += tokens
+        free_kv_tokens -= needed
+    return Batch(tuple(taken), cost_s, context) if taken else EMPTY
