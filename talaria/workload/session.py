@@ -40,6 +40,8 @@ class Session:
     calls: tuple[TraceCall, ...]
     tenant: str = "default"
     start_s: float | None = None
+    shared_tokens: int = 0
+    """Leading tokens of every line's first prompt (system prompt, tools) that all sessions of the workload have in common."""
 
 
 class Workload(Protocol):
