@@ -444,10 +444,10 @@ class SlotScheduler:
         round_ = self._round
         assert round_ is not None
         slots = round_.plan.slots
-        target: str | None = slots[(round_.position + 1) % len(slots)].model
-        resident = view.models[target].residency in (Residency.PARKED, Residency.STAGED)
-        if not view.capabilities.staging or self._knobs.stage_rate <= 0.0 or not resident or target == view.active:
-            target = None
+        follower = slots[(round_.position + 1) % len(slots)].model
+        resident = view.models[follower].residency in (Residency.PARKED, Residency.STAGED)
+        possible = view.capabilities.staging and self._knobs.stage_rate > 0.0 and resident and follower != view.active
+        target = follower if possible else None
         if self._staged_for is not None and self._staged_for != target:
             commands.append(Unstage(self._staged_for))
         if target is not None and self._staged_for != target:
