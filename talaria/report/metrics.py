@@ -81,7 +81,7 @@ def metric(unit: str, better: Better | None) -> Callable[[Compute], Compute]:
 
 
 def _percentile(values: Array, percent: float) -> float | None:
-    return float(nearest_rank(np.sort(values), percent)) if len(values) else None
+    return nearest_rank(np.sort(values).tolist(), percent) if len(values) else None
 
 
 def _mean(values: Array) -> float | None:
@@ -93,7 +93,8 @@ def _share(part: SupportsFloat, whole: SupportsFloat) -> float | None:
 
 
 def _flagged(run: Measured, flag: int) -> Array:
-    return (run.flags & flag) != 0
+    marked: Array = (run.flags & flag) != 0
+    return marked
 
 
 # --- sessions and calls -------------------------------------------------------------------------------------------
