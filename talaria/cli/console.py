@@ -1,0 +1,69 @@
+"""Where a command's words go: results to stdout, everything else to stderr, and a progress bar when it takes longer than two seconds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SHOW_AFTER_S = 2.0
+
+
+def note(text: str) -> None:
+    """One line on stderr, beside the result."""
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yields a function to call once per finished item. On a terminal, a bar with the time left appears after two seconds."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    bar = _LateBar(label, total)
+    try:
+        yield bar.advance
+    finally:
+        bar.close()
+
+
+class _LateBar:
+    """Rich is neither imported nor drawn in a run that is over before the bar would help."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total = label, total
+        self._done, self._closed = 0, False
+        self._lock = threading.Lock()
+        self._update: Callable[[int], None] | None = None
+        self._stop: Callable[[], None] | None = None
+        self._timer = threading.Timer(SHOW_AFTER_S, self._show)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def advance(self) -> None:
+        with self._lock:
+            self._done += 1
+            if self._update:
+                self._update(self._done)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._closed = True
+            if self._stop:
+                self._stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with self._lock:
+            if self._closed:
+                return
+            bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            task = bar.add_task(self._label, total=self._total, completed=self._done)
+            bar.start()
+            self._update = lambda done: bar.update(task, completed=done)
+            self._stop = bar.stop

@@ -1,0 +1,92 @@
+"""``scenarios``, ``configs`` and ``knobs``: the names that the other commands take, with what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+
+from talaria.cli.options import JsonOption
+from talaria.policy.knobs import KNOBS, Knob
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def scenarios(json: JsonOption = False) -> None:
+    """List what can be simulated: instances, models, workload."""
+    from talaria.sim import scenario
+
+    rows = [{"scenario": name, "description": scenario.load(name).description} for name in scenario.names()]
+    _show(rows, json)
+
+
+@app.command()
+def configs(json: JsonOption = False) -> None:
+    """List the configurations: router, slot scheduler and substrate switches."""
+    from talaria.sim.config import CONFIGS
+
+    rows = [{"config": name, "router": config.router, "description": config.description} for name, config in CONFIGS.items()]
+    _show(rows, json)
+
+
+@app.command()
+def knobs(json: JsonOption = False) -> None:
+    """List every tunable with its unit, default and bounds; set one with --set NAME=VALUE."""
+    rows = [
+        {
+            "knob": knob.name,
+            "default": knob.default,
+            "unit": knob.unit,
+            "allowed": knob.allowed if knob.choices else f"{knob.low:g} to {knob.high:g}",
+            "meaning": knob.meaning,
+            "source": knob.source,
+        }
+        for knob in KNOBS
+    ]
+    _show(rows, json)
+
+
+def knobs_markdown(knobs: Iterable[Knob] = KNOBS) -> str:
+    """The text of ``docs/knobs.md``."""
+    lines = [
+        "# Knobs",
+        "",
+        "Every tunable of the policies, written from `talaria/policy/knobs.py` by `python -m talaria.cli.listing > docs/knobs.md`.",
+        "Set one with `--set NAME=VALUE`, several in a `--policy` file; `talaria-sim sweep NAME` shows what it trades.",
+        "",
+        "| knob | default | unit | allowed | meaning | source | sweep |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for knob in knobs:
+        allowed = knob.allowed if knob.choices else f"{knob.low:g} to {knob.high:g}"
+        cells = (f"`{knob.name}`", _word(knob.default), knob.unit, allowed, knob.meaning, knob.source, ", ".join(map(_word, knob.sweep)))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _word(value: Any) -> str:
+    """A knob's value as the command line takes it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold", no_wrap=name in ("scenario", "config", "knob"))
+    for row in rows:
+        table.add_row(*(_word(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    print(knobs_markdown(), end="")

@@ -1,0 +1,25 @@
+"""``replay-decisions``: proves that a log's decisions are the ones this version of the policy makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from talaria.cli.console import note
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("replay-decisions")
+def replay_decisions(log: Annotated[Path, typer.Argument(metavar="LOG", help="A decisions.jsonl, from the simulator or from hardware.")]) -> None:
+    """Feed a decision log's inputs through the policy again; exit 1 if any decision differs."""
+    from talaria.sim.replay import replay
+
+    found = replay(log)
+    note(f"{found.decisions} decisions replayed")
+    print(f"{found.count} difference{'s' if found.count != 1 else ''}")
+    for difference in found.first:
+        print(f"line {difference.line}, {difference.now_s:.6f} s, {difference.who}\n  logged   {difference.logged}\n  replayed {difference.replayed}")
+    raise typer.Exit(1 if found.count else 0)

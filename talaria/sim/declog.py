@@ -1,0 +1,78 @@
+"""The decision log: every input of the router and the slot schedulers, and what they answered, one JSON object a line.
+
+The first line is the header; it rebuilds the policies. Values are written by ``policy/codec.py``, so that
+``replay.replay`` can feed the same inputs through the policy again and demand the same answers (DESIGN, "One call's way through").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from talaria.policy.codec import CODEC
+from talaria.policy.instance import Command, EngineView, Event
+
+SCHEMA = "talaria.decisions/1"
+
+
+class DecisionLog:
+    """Writes a log that appears under ``path`` when it is complete: on ``close``, or at the end of a ``with`` block that did not fail."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._file = self._part.open("w", encoding="utf-8", newline="\n")
+
+    def header(
+        self, *, scenario: str, config: str, seed: int, router: str, router_arguments: Mapping[str, Any], slots_arguments: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """First line: how to build the policies again.
+
+        ``router`` is a name of ``policy.router.ROUTERS`` and ``router_arguments`` its keyword arguments; ``slots_arguments``
+        has, by instance id, the keyword arguments of that instance's ``SlotScheduler``.
+        """
+        slots = {instance: _encode_arguments(arguments) for instance, arguments in slots_arguments.items()}
+        policies = {"router": {"name": router, "arguments": _encode_arguments(router_arguments)}, "slots": slots}
+        self._write({"schema": SCHEMA, "scenario": scenario, "config": config, "seed": seed, **policies})
+
+    def router(self, method: str, arguments: Sequence[Any], result: Any, now_s: float) -> None:
+        """The router's ``method`` was called with these positional arguments (all of them, the time included) and returned ``result``."""
+        encoded = [CODEC.encode(argument) for argument in arguments]
+        self._write({"who": "router", "do": method, "now_s": now_s, "args": encoded, "out": CODEC.encode(result)})
+
+    def slots(self, instance: str, event: Event, view: EngineView, now_s: float, commands: Sequence[Command]) -> None:
+        """The slot scheduler of ``instance`` stepped. To be called before the host acts on the commands: the view changes then."""
+        encoded = [CODEC.encode(command) for command in commands]
+        inputs = {"event": CODEC.encode(event), "view": CODEC.encode(view)}
+        self._write({"who": "slots", "instance": instance, "now_s": now_s, **inputs, "commands": encoded})
+
+    def close(self) -> None:
+        """Complete: the log appears under its name."""
+        self._file.close()
+        self._part.replace(self.path)
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> DecisionLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+        self._file.write("\n")
+
+
+def _encode_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: CODEC.encode(value) for name, value in arguments.items()}
