@@ -1,0 +1,1 @@
+"""Importers of public and private traces, one module per format, behind one registry."""

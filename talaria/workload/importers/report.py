@@ -1,0 +1,40 @@
+"""What an importer hands back: sessions, what holds for all of them, and a count of everything done to the records.
+
+Nothing is dropped, merged, clamped or guessed without a note in the ``ImportReport``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from talaria.workload.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Sessions in start order, read lazily where the format allows; the rest as in ``TraceHeader``."""
+
+    sessions: Iterable[Session]
+    block_tokens: int = 0
+    block_scope: str = "session"
+    times: bool = False
+    estimated: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ImportReport:
+    """Counts of one import. ``notes`` maps a plural phrase ("content blocks merged into one call") to its count."""
+
+    sessions: int = 0
+    calls: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def note(self, what: str, count: int = 1) -> None:
+        if count:
+            self.notes[what] += count
+
+    def lines(self) -> list[str]:
+        """One line of totals, then one per note in the order of first occurrence."""
+        return [f"{self.sessions} sessions, {self.calls} calls"] + [f"  {count} {what}" for what, count in self.notes.items()]

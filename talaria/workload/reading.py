@@ -1,0 +1,198 @@
+"""Reading files that users bring: text or gzip, JSON lines or one JSON document, checked by pydantic models.
+
+Everything that can be wrong with such a file ends as an ``InputError`` that names file and line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Annotated, Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from talaria.errors import InputError
+
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_TOKENS = 100_000_000
+MAX_SECONDS = 1e10
+"""About 300 years: wide enough for Unix time, narrow enough that milliseconds taken for seconds are caught."""
+
+Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+PositiveTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS)]
+Milliseconds = Annotated[float, Field(ge=0.0, le=1000.0 * MAX_SECONDS)]
+IsoTime = Annotated[float, BeforeValidator(lambda value: iso_seconds(value)), Field(ge=0.0, le=MAX_SECONDS)]
+"""Seconds since 1970 of an ISO 8601 text; UTC where it names no zone."""
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+def iso_seconds(value: Any) -> float:
+    """Raises ValueError if ``value`` is no ISO 8601 text."""
+    if not isinstance(value, str):
+        raise ValueError("an ISO 8601 time")
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("an ISO 8601 time") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+class Record(BaseModel):
+    """A record of somebody else's file: fields that we do not use are ignored, those that we use are strict."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
+
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that is not blank, of a plain or gzip file.
+
+    Raises InputError if the file is missing, unreadable, not UTF-8, truncated or has no line with content.
+    """
+    number = 0
+    empty = True
+    try:
+        with _opened(path) as file:
+            for raw in file:
+                number += 1
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if "\0" in text:
+                    raise InputError("binary data where text is expected", where=f"{path}:{number}", allowed="UTF-8 text or gzip of it")
+                if text.strip():
+                    empty = False
+                    yield number, text
+    except UnicodeDecodeError as error:
+        at = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        raise InputError(at, where=f"{path}:{number}", allowed="UTF-8 text or gzip of it") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"damaged or truncated gzip ({error})", where=f"{path}:{number + 1}", fix="copy or download the file again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror or error}", where=str(path), fix="give a readable file") from None
+    if empty:
+        raise InputError("the file is empty", where=str(path), fix="give a trace with at least one record")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    with path.open("rb") as file:
+        if file.peek(2)[:2] == GZIP_MAGIC:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        else:
+            yield file
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of one JSON text; ``where`` is file and line. NaN and infinities are refused."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg} at column {error.colno}", where=where, allowed="one JSON value") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", where=where, allowed="one JSON value") from None
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
+
+
+def json_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Place and value of every JSON record: one per line, or one document (a top-level list counts by item).
+
+    A file whose first line is not a complete JSON value is read as one document.
+    """
+    lines = text_lines(path)
+    number, first = next(lines)
+    try:
+        json.loads(first)
+    except json.JSONDecodeError as error:
+        if error.pos < len(first.rstrip()):
+            raise InputError(f"not JSON: {error.msg} at column {error.colno}", where=f"{path}:{number}", allowed="JSON") from None
+        yield from _items(path, number, _document(path, number, [first, *(text for _, text in lines)]))
+        return
+    except (ValueError, RecursionError):
+        pass  # parse_json words it
+    yield from _items(path, number, parse_json(first, f"{path}:{number}"))
+    for number, text in lines:
+        yield f"{path}:{number}", parse_json(text, f"{path}:{number}")
+
+
+def _document(path: Path, first_line: int, lines: list[str]) -> Any:
+    text = "\n".join(lines)
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = f"{path}:{first_line + error.lineno - 1}"
+        raise InputError(f"not JSON: {error.msg} at column {error.colno}", where=where, allowed="JSON") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", where=f"{path}:{first_line}", allowed="JSON") from None
+
+
+def _items(path: Path, line: int, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, list):
+        yield f"{path}:{line}", value
+        return
+    if not value:
+        raise InputError("the list of records is empty", where=f"{path}:{line}", fix="give a trace with at least one record")
+    for index, item in enumerate(value):
+        yield f"{path}:{line} item {index}", item
+
+
+def parse(model: type[AnyModel], value: Any, where: str) -> AnyModel:
+    """``value`` as ``model``; the first thing that is wrong with it as an InputError at ``where``."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise as_input_error(error, model, where) from None
+
+
+def parse_line(model: type[AnyModel], text: str, where: str) -> AnyModel:
+    """As ``parse``, from JSON text."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise as_input_error(error, model, where) from None
+
+
+def as_input_error(error: ValidationError, model: type[BaseModel], where: str) -> InputError:
+    """One line for the first of pydantic's findings: the field, its value, what is allowed, the nearest name."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".") or "record"
+    message = first["msg"]
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(model, first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
+        return InputError(
+            f"unknown field {field!r}", where=where, allowed=", ".join(known), fix=f"did you mean {near[0]!r}?" if near else ""
+        )
+    if first["type"] == "missing":
+        return InputError(f"missing field {field!r}", where=where, fix=f"add {field!r}")
+    if first["type"] == "json_invalid":
+        return InputError(message.replace("Invalid JSON:", "not JSON:"), where=where, allowed="one JSON value")
+    value = repr(first["input"])
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    return InputError(f"{field} = {shown}", where=where, allowed=message.removeprefix("Input should be ").removeprefix("Value error, "))
+
+
+def _fields_at(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """Names that ``model`` knows at ``place``, following nested models through lists."""
+    for part in place:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        for inner in (annotation, *getattr(annotation, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
+                break
+    return sorted(field.alias or name for name, field in model.model_fields.items())

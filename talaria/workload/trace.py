@@ -1,0 +1,265 @@
+"""The trace format ``talaria.trace/1``: one header line, then one session per line, as JSON lines, plain or gzip.
+
+``TraceFile`` streams sessions from disk as a ``Workload``; ``write_trace`` writes one atomically, the same bytes for
+the same sessions. Every rule that a trace must keep is checked here and nowhere else, on reading and on writing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from talaria.errors import InputError
+from talaria.workload.reading import Name, PositiveTokens, Seconds, Tokens, parse_line, text_lines
+from talaria.workload.session import Session, TraceCall
+
+SCHEMA = "talaria.trace/1"
+
+CallIndex = Annotated[int, Field(ge=0)]
+BlockHash = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class _HeaderLine(_Strict):
+    schema_: Literal["talaria.trace/1"] = Field(alias="schema")
+    name: Name
+    block_tokens: Tokens = 0
+    block_scope: Literal["session", "global"] = "session"
+    models: dict[Name, Annotated[int, Field(ge=1)]]
+    source: str = ""
+    times: bool = False
+    estimated: tuple[str, ...] = ()
+
+
+class _CallLine(_Strict):
+    line: Name = "main"
+    model: Name
+    turn: Annotated[int, Field(ge=0)] = 0
+    prompt_tokens: PositiveTokens
+    output_tokens: PositiveTokens
+    gap_s: Seconds = 0.0
+    waits_for: tuple[CallIndex, ...] = ()
+    spawned_by: CallIndex | None = None
+    reuse_of: CallIndex | None = None
+    reuse_tokens: Tokens = 0
+    blocks: tuple[BlockHash, ...] = ()
+
+
+class _SessionLine(_Strict):
+    session: Name
+    tenant: Name = "default"
+    start_s: Seconds | None = None
+    calls: tuple[_CallLine, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHeader:
+    """What holds for a whole trace. ``models`` maps names to calls; ``times`` says that sessions have a recorded
+    start; ``estimated`` names the fields of calls that the source did not record exactly."""
+
+    name: str
+    block_tokens: int = 0
+    block_scope: str = "session"
+    models: dict[str, int] = field(default_factory=dict)
+    source: str = ""
+    times: bool = False
+    estimated: tuple[str, ...] = ()
+
+
+class TraceFile:
+    """A trace on disk as a ``Workload``. The header is read at once, sessions when they are asked for.
+
+    Raises InputError, with file and line, here for the header and while iterating for sessions.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        number, text = next(text_lines(self.path))
+        where = f"{self.path}:{number}"
+        if not text.lstrip().startswith("{") or '"schema"' not in text:
+            raise InputError(
+                "not a Talaria trace: the first line is no header", where=where, allowed=f'{{"schema": "{SCHEMA}", "name": ..., ...}}',
+                fix="convert other formats with `talaria-sim trace import`",
+            )  # fmt: skip
+        line = parse_line(_HeaderLine, text, where)
+        self.header = TraceHeader(
+            line.name, line.block_tokens, line.block_scope, _by_calls(line.models), line.source, line.times, line.estimated
+        )
+        self.name, self.block_tokens, self.block_scope = line.name, line.block_tokens, line.block_scope
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(self.header.models)
+
+    def sessions(self) -> Iterator[Session]:
+        """Sessions in start order; checks every line, and at the end that the header's call counts were true."""
+        lines = text_lines(self.path)
+        next(lines)
+        check = _TraceCheck(self.header)
+        for number, text in lines:
+            where = f"{self.path}:{number}"
+            session = _session(parse_line(_SessionLine, text, where))
+            check(session, where)
+            yield session
+        if check.calls != self.header.models:
+            told, found = (json.dumps(_by_calls(counts)) for counts in (self.header.models, check.calls))
+            raise InputError(
+                f"calls per model {found} differ from the header's {told}", where=str(self.path),
+                fix="the file is cut short or was edited: write it again or correct the header's models",
+            )  # fmt: skip
+
+
+class _TraceCheck:
+    """The rules between lines and between calls, kept while sessions pass by."""
+
+    def __init__(self, header: TraceHeader) -> None:
+        self.header = header
+        self.calls: Counter[str] = Counter()
+        self._ids: set[str] = set()
+        self._last_start_s = 0.0
+
+    def __call__(self, session: Session, where: str) -> None:
+        if session.id in self._ids:
+            raise InputError(f"session = {session.id!r} appears twice", where=where, allowed="unique session ids")
+        self._ids.add(session.id)
+        if (session.start_s is not None) != self.header.times:
+            raise InputError(
+                f"start_s = {session.start_s} of session {session.id!r}", where=where,
+                allowed="a number" if self.header.times else "none, because the header says times: false",
+            )  # fmt: skip
+        if session.start_s is not None:
+            if session.start_s < self._last_start_s:
+                raise InputError(
+                    f"start_s = {session.start_s} of session {session.id!r}", where=where,
+                    allowed=f"at least {self._last_start_s}: sessions come in start order",
+                )  # fmt: skip
+            self._last_start_s = session.start_s
+        turns: dict[str, tuple[int, str]] = {}
+        for index, call in enumerate(session.calls):
+            self._check_call(session, index, turns, f"{where} calls[{index}]")
+            self.calls[call.model] += 1
+
+    def _check_call(self, session: Session, index: int, turns: dict[str, tuple[int, str]], where: str) -> None:
+        call = session.calls[index]
+        turn, model = turns.get(call.line, (0, call.model))
+        turns[call.line] = (turn + 1, call.model)
+        if call.turn != turn:
+            raise InputError(f"turn = {call.turn} on line {call.line!r}", where=where, allowed=f"{turn}: turns count from 0 on each line")
+        if call.model != model:
+            raise InputError(f"model = {call.model!r} on line {call.line!r}", where=where, allowed=f"{model!r}: a line stays on one model")
+        links = [("waits_for", other) for other in call.waits_for]
+        links += [(name, other) for name, other in (("spawned_by", call.spawned_by), ("reuse_of", call.reuse_of)) if other is not None]
+        for name, other in links:
+            if other >= index:
+                allowed = f"earlier calls, 0 to {index - 1}" if index else "none on the first call"
+                raise InputError(f"{name} = {other}", where=where, allowed=allowed)
+        limit = call.prompt_tokens
+        if call.reuse_of is None:
+            limit = 0
+        else:
+            earlier = session.calls[call.reuse_of]
+            limit = min(limit, earlier.prompt_tokens + earlier.output_tokens)
+        if call.reuse_tokens > limit:
+            reason = "without reuse_of" if call.reuse_of is None else "the prompt, and prompt plus output of reuse_of"
+            raise InputError(f"reuse_tokens = {call.reuse_tokens}", where=where, allowed=f"0 to {limit} ({reason})")
+        blocks = call.prompt_tokens // self.header.block_tokens if self.header.block_tokens else 0
+        if len(call.blocks) > blocks:
+            raise InputError(
+                f"{len(call.blocks)} blocks", where=where,
+                allowed=f"at most {blocks}: full blocks of {self.header.block_tokens} tokens in {call.prompt_tokens} prompt tokens",
+            )  # fmt: skip
+
+
+def write_trace(path: Path | str, header: TraceHeader, sessions: Iterable[Session]) -> TraceHeader:
+    """Write a trace atomically, gzip if the name ends in ``.gz``; returns the header with calls per model counted.
+
+    ``sessions`` is consumed once and must be in start order. Raises InputError if a session breaks a rule of the
+    format or nothing can be written there; the file then stays as it was.
+    """
+    path = Path(path)
+    compressed = path.suffix == ".gz"
+    check = _TraceCheck(header)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".trace-", dir=path.parent) as folder:
+            body_path, whole_path = Path(folder, "body"), Path(folder, "whole")
+            with _writer(body_path, compressed) as body:
+                for session in sessions:
+                    check(session, f"session {session.id!r}")
+                    body.write(_line(_session_fields(session)))
+            if not check.calls:
+                raise InputError("there are no sessions to write", where=str(path), fix="give a trace with at least one call")
+            header = replace(header, models=_by_calls(check.calls))
+            with _writer(whole_path, compressed) as head:
+                head.write(_line(_header_fields(header)))
+            with whole_path.open("ab") as whole, body_path.open("rb") as rest:
+                shutil.copyfileobj(rest, whole)  # for gzip: a second member of the same file
+            os.replace(whole_path, path)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror or error}", where=str(path), fix="choose a writable place") from None
+    return header
+
+
+@contextmanager
+def _writer(path: Path, compressed: bool) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    with path.open("wb") as file:
+        if compressed:
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                yield packed
+        else:
+            yield file
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _header_fields(header: TraceHeader) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA, "name": header.name, "block_tokens": header.block_tokens, "block_scope": header.block_scope,
+        "models": header.models, "source": header.source, "times": header.times, "estimated": list(header.estimated),
+    }  # fmt: skip
+
+
+def _session_fields(session: Session) -> dict[str, Any]:
+    fields: dict[str, Any] = {"session": session.id}
+    if session.tenant != "default":
+        fields["tenant"] = session.tenant
+    if session.start_s is not None:
+        fields["start_s"] = session.start_s
+    fields["calls"] = [_call_fields(call) for call in session.calls]
+    return fields
+
+
+def _call_fields(call: TraceCall) -> dict[str, Any]:
+    values = {name: getattr(call, name) for name in _CallLine.model_fields}
+    defaults = {name: info.default for name, info in _CallLine.model_fields.items()}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def _session(line: _SessionLine) -> Session:
+    calls = tuple(
+        TraceCall(
+            line=call.line, model=call.model, turn=call.turn, prompt_tokens=call.prompt_tokens, output_tokens=call.output_tokens,
+            gap_s=call.gap_s, waits_for=call.waits_for, spawned_by=call.spawned_by, reuse_of=call.reuse_of,
+            reuse_tokens=call.reuse_tokens, blocks=call.blocks,
+        )
+        for call in line.calls
+    )  # fmt: skip
+    return Session(line.session, calls, line.tenant, line.start_s)
+
+
+def _by_calls(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
