@@ -19,7 +19,7 @@ def scenarios(json: JsonOption = False) -> None:
     """List what can be simulated: instances, models, workload."""
     from talaria.sim import scenario
 
-    rows = [{"scenario": name, "description": scenario.load(name).description} for name in scenario.names()]
+    rows = [{"scenario": name, "description": scenario.load(name).about} for name in scenario.names()]
     _show(rows, json)
 
 

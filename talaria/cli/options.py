@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ TimelineOption = Annotated[bool, typer.Option("--timeline", help="Also write tim
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 MAX_SEEDS = 1_000_000
+SEED_DIGITS = 18
 
 
 def parse_assignments(texts: Iterable[str], option: str, form: str, example: str) -> dict[str, str]:
@@ -46,7 +47,7 @@ def parse_assignments(texts: Iterable[str], option: str, form: str, example: str
     return found
 
 
-def parse_knobs(values: dict[str, Any], where: str) -> dict[str, object]:
+def parse_knobs(values: Mapping[str, Any], where: str) -> dict[str, object]:
     """Knob values by command-line name, parsed and checked. Raises InputError naming the knob, what is allowed, the nearest name."""
     return {name: parse_knob(name, value, where) for name, value in values.items()}
 
@@ -74,7 +75,7 @@ def parse_seeds(seed: int | None, seeds: str | None, default: int) -> range:
         return range(default)
     first, colon, last = seeds.partition(":")
     low, high = (first, last) if colon else ("0", first)
-    if not (low.strip().isdecimal() and high.strip().isdecimal()):
+    if not all(text.strip().isdecimal() and len(text) <= SEED_DIGITS for text in (low, high)):
         raise InputError(f"{seeds!r} is no number of seeds", where="--seeds", allowed="N (0..N-1) or A:B (A..B-1), integers from 0")
     found = range(int(low), int(high))
     if not 1 <= len(found) <= MAX_SEEDS:

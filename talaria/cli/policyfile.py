@@ -40,7 +40,7 @@ def load(path: Path) -> Policy:
     knobs = document.get("knobs", {})
     if not isinstance(knobs, dict):
         raise InputError(f"knobs is {knobs!r:.60}", where=where, allowed="a mapping of knob names to values")
-    return Policy(parse_knobs(knobs, where), config)
+    return Policy(parse_knobs({str(name): value for name, value in knobs.items()}, where), config)
 
 
 def _parse(path: Path) -> dict[Any, Any]:

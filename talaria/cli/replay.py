@@ -9,11 +9,13 @@ import typer
 
 from talaria.cli.console import note
 
+LogArgument = Annotated[Path, typer.Argument(metavar="LOG", help="A decisions.jsonl, of the simulator or of hardware.")]
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command("replay-decisions")
-def replay_decisions(log: Annotated[Path, typer.Argument(metavar="LOG", help="A decisions.jsonl, from the simulator or from hardware.")]) -> None:
+def replay_decisions(log: LogArgument) -> None:
     """Feed a decision log's inputs through the policy again; exit 1 if any decision differs."""
     from talaria.sim.replay import replay
 
@@ -21,5 +23,6 @@ def replay_decisions(log: Annotated[Path, typer.Argument(metavar="LOG", help="A 
     note(f"{found.decisions} decisions replayed")
     print(f"{found.count} difference{'s' if found.count != 1 else ''}")
     for difference in found.first:
-        print(f"line {difference.line}, {difference.now_s:.6f} s, {difference.who}\n  logged   {difference.logged}\n  replayed {difference.replayed}")
+        print(f"line {difference.line}, {difference.now_s:.6f} s, {difference.who}")
+        print(f"  logged   {difference.logged}\n  replayed {difference.replayed}")
     raise typer.Exit(1 if found.count else 0)

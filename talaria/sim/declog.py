@@ -28,7 +28,14 @@ class DecisionLog:
         self._file = self._part.open("w", encoding="utf-8", newline="\n")
 
     def header(
-        self, *, scenario: str, config: str, seed: int, router: str, router_arguments: Mapping[str, Any], slots_arguments: Mapping[str, Mapping[str, Any]]
+        self,
+        *,
+        scenario: str,
+        config: str,
+        seed: int,
+        router: str,
+        router_arguments: Mapping[str, Any],
+        slots_arguments: Mapping[str, Mapping[str, Any]],
     ) -> None:
         """First line: how to build the policies again.
 

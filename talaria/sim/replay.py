@@ -74,10 +74,10 @@ class _Policies:
                     raise _Broken(f"the router cannot {method!r}")
                 arguments = CODEC.decode(encoded)
                 return f"router {method}", logged, lambda: CODEC.encode(decide(*arguments))
-            case {"who": "slots", "instance": str(instance), "event": event, "view": view, "now_s": int() | float() as now_s, "commands": logged}:
+            case {"who": "slots", "instance": str(instance), "now_s": now_s, "event": event, "view": view, "commands": logged}:
                 if instance not in self.slots:
                     raise unknown_name("instance", instance, self.slots)
-                scheduler, inputs = self.slots[instance], (CODEC.decode(event), CODEC.decode(view), float(now_s))
+                scheduler, inputs = self.slots[instance], (CODEC.decode(event), CODEC.decode(view), now_s)
                 return f"slots of {instance}", logged, lambda: [CODEC.encode(command) for command in scheduler.step(*inputs)]
             case _:
                 raise _Broken("is no record of a router or slots decision")
