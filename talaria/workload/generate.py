@@ -88,7 +88,7 @@ def _depths(law: Recipe, seed: int, model_of: Ints) -> Ints:
 def _apportion(weights: Floats, total: int) -> Ints:
     """``total`` split in proportion to ``weights`` by largest remainder, at least 1 each. Needs total >= len(weights)."""
     exact = weights * (total / weights.sum())
-    parts = np.maximum(np.floor(exact), 1).astype(np.int64)
+    parts: Ints = np.maximum(np.floor(exact), 1).astype(np.int64)
     missing = total - int(parts.sum())
     if missing > 0:
         parts[np.argsort(parts - exact, kind="stable")[:missing]] += 1
