@@ -100,6 +100,11 @@ def phase_columns() -> Columns:
     return Columns(instance="H", model="B", phase="B", started_s="d", ended_s="d")
 
 
+def hbm_columns() -> Columns:
+    """The footprint of one GPU of an instance, sampled where it changes. Only kept for a timeline or an output directory."""
+    return Columns(instance="H", time_s="d", weights_bytes="Q", kv_bytes="Q", staged_bytes="Q")
+
+
 @dataclass(slots=True)
 class RunRecord:
     """One simulated or real run of one seed, complete: everything that ``report`` needs and nothing else."""
@@ -130,7 +135,7 @@ class RunRecord:
     peak_hbm_bytes: int = 0
     """Largest per-GPU footprint seen."""
     hbm_samples: Columns | None = None
-    """instance, time_s, weights_bytes, kv_bytes, staged_bytes per GPU; only with a timeline or an output directory."""
+    """``hbm_columns``; only with a timeline or an output directory."""
     deadline_risk: int = 0
     makespan_s: float = 0.0
     events: int = 0

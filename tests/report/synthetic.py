@@ -177,7 +177,7 @@ def plausible_record(config: str = "talaria", seed: int = 0, *, sessions: int = 
     record = RunRecord("plausible", config, seed, ("Qwen3-235B", "GLM5-nvfp4", "Qwen3.5-122B-A10B"), ("cold-0",))
     record.session_names = [f"issue-{number:02d}" for number in range(sessions)]
     record.phases = columns.phase_columns()
-    record.hbm_samples = columns.Columns(instance="H", time_s="d", weights_bytes="Q", kv_bytes="Q", staged_bytes="Q")
+    record.hbm_samples = columns.hbm_columns()
     for session in range(sessions):
         now_s = float(rng.uniform(0.0, 900.0))
         prompt = 13_000

@@ -1,0 +1,151 @@
+"""The run directory: everything that a run leaves on disk, complete or not there at all.
+
+Files are written into a hidden sibling directory that takes the target's name in one rename, so an error or an interrupt
+leaves no half-written directory behind.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from talaria.errors import InputError
+from talaria.report.document import Document, for_file, to_json
+from talaria.report.parquet import RecordWriter, read_records
+from talaria.report.record import RunRecord
+from talaria.report.schema import read_run_document
+
+OUR_FILES = ("*.parquet", "run.json", "compare.json", "sweep.json", "report.html", "timeline.json", "decisions.jsonl", "*.png")
+"""What a directory may hold to be replaced by a new one; anything else in it belongs to somebody."""
+
+
+class StagedDirectory:
+    """A directory that appears at ``path`` as a whole when ``commit`` is called, and never if it is not.
+
+    Used as a context manager; until then files go into ``staging``. An earlier output at ``path`` is replaced. Raises
+    InputError at once if ``path`` is a file, holds files that are not an earlier output, or cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        _check_replaceable(Path(path))
+        self.path = Path(path).resolve()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.staging = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent))
+        except OSError as error:
+            raise InputError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another --out") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def commit(self) -> None:
+        """Rename the staged files into place; what was at ``path`` is gone afterwards, or still there if this fails."""
+        self.staging.chmod(0o777 & ~_umask())
+        if not self.path.exists():
+            self.staging.rename(self.path)
+            return
+        previous = self.staging.with_suffix(".previous")
+        self.path.rename(previous)
+        try:
+            self.staging.rename(self.path)
+        except BaseException:
+            previous.rename(self.path)
+            raise
+        shutil.rmtree(previous)
+
+
+class RunDirectory(StagedDirectory):
+    """``run.json``, the tables, ``report.html`` and on request ``timeline.json`` of one or more seeds of one run.
+
+    ``add`` each seed's record as it ends, then ``finish`` with the document of the seeds that were added. The timeline
+    shows the first seed.
+    """
+
+    def __init__(self, path: str | Path, *, timeline: bool = False) -> None:
+        super().__init__(path)
+        self._timeline = timeline
+        self._tables = RecordWriter(self.staging)
+        self._records: list[RunRecord] = []
+
+    def add(self, record: RunRecord) -> None:
+        """Write one seed's rows. Seeds are added in the order of the document's ``seeds``."""
+        if self._timeline and not self._records:
+            from talaria.report.timeline import write_timeline
+
+            write_timeline(record, self.staging / "timeline.json")
+        self._tables.add(record)
+        self._records.append(record)
+
+    def finish(self, document: Document) -> None:
+        """Write the documents and make the directory appear. ``document`` is ``talaria.run/1``; ``host`` is left out."""
+        from talaria.report.html import render
+
+        kept = for_file(document)
+        self._tables.close()
+        (self.staging / "run.json").write_text(to_json(kept), encoding="utf-8")
+        (self.staging / "report.html").write_text(render(kept, self._records), encoding="utf-8")
+        self.commit()
+
+
+def read_run(directory: str | Path) -> tuple[Document, list[RunRecord]]:
+    """The document and the records (without phases) of a run directory, checked. Raises InputError."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError("is no directory", where=str(directory), allowed="a directory that `talaria-sim run --out DIR` wrote")
+    return read_run_document(directory / "run.json"), read_records(directory)
+
+
+def rebuild_report(directory: str | Path) -> Path:
+    """Write ``report.html`` of an existing run directory anew from its other files; returns its path. Raises InputError."""
+    from talaria.report.html import render
+
+    document, records = read_run(directory)
+    path = Path(directory) / "report.html"
+    write_atomically(path, render(document, records).encode())
+    return path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write one file so that it is there complete, or as it was before. Raises InputError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another place") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).chmod(0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _check_replaceable(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise InputError("exists and is no directory", where=str(path), fix="choose another --out")
+    foreign = sorted(entry.name for entry in path.iterdir() if not any(fnmatch.fnmatch(entry.name, known) for known in OUR_FILES))
+    if foreign:
+        raise InputError(
+            f"holds {foreign[0]!r}, which is no earlier output",
+            where=str(path),
+            allowed="a new or empty directory, or an earlier output to replace",
+            fix="choose another --out",
+        )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
