@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from functools import lru_cache
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 
-@lru_cache(maxsize=32)
 def load(name_or_path: str) -> Profile:
     """The shipped profile of that name, or the profile file at that path.
 
@@ -55,6 +54,17 @@ def read_json(path: Path) -> Any:
         raise InputError(what, where=f"{path}:{error.lineno}", allowed="one JSON document") from None
 
 
+def write(file: ProfileFile, path: Path) -> None:
+    """Write ``file`` to ``path``, which holds either its old content or all of the new. Raises InputError if it cannot."""
+    text = json.dumps(file.document(), indent=1, ensure_ascii=False) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", where=str(path), fix="choose a writable place") from None
+
+
 def parse(document: Any, *, where: str) -> ProfileFile:
     """A validated profile file. Raises InputError for the first violation, naming ``where`` and the field."""
     try:
@@ -75,9 +85,11 @@ def input_error(error: ValidationError, model: type[BaseModel], where: str) -> I
         return InputError(f"unknown field {field!r}", where=where, allowed=", ".join(known), fix=fix)
     if first["type"] == "missing":
         return InputError(f"field {field!r} is missing", where=where, fix="add it with value, provenance and source")
+    if first["type"] == "model_type":
+        return InputError(f"{field} is not an object", where=where, allowed="an object with value, provenance and source")
     given = first["input"]
     shown = f" = {given!r}" if isinstance(given, str | int | float | bool) else ""
-    return InputError(f"{field}{shown}", where=where, allowed=first["msg"].removeprefix("Input should be "))
+    return InputError(f"{field}{shown}", where=where, allowed=first["msg"].removeprefix("Input should be ").removeprefix("Value error, "))
 
 
 def _fields_at(model: type[BaseModel], location: list[str]) -> list[str]:

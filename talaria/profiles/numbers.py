@@ -16,9 +16,9 @@ Bytes = Annotated[int, Field(ge=1)]
 BytesOrNone = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-Variation = Annotated[float, Field(ge=0, le=1)]
+Variation = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Family = Literal["mha", "mla", "recurrent"]
 
 
@@ -89,6 +89,8 @@ class HardwareNumbers:
 class ModelNumbers:
     """One model on one group. Sizes are per rank of the ``tp`` ranks it runs on; coefficients are ``Timing``'s."""
 
+    hub_id: str
+    """The weights' name on the Hugging Face hub."""
     family: Family
     """Of its reusable state: paired K/V, latent, or attention layers beside recurrent ones."""
     tp: Count

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from talaria.errors import unknown_name
 from talaria.policy.timing import Timing
 from talaria.profiles.numbers import HardwareNumbers, ModelNumbers
-from talaria.profiles.schema import ModelFits, ProfileFile, Quantity
+from talaria.profiles.schema import ProfileFile, Quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,19 @@ class Profile:
             page_tokens=max(hardware.page_tokens, numbers.checkpoint_tokens),
         )
 
-    def fits(self, model: str) -> ModelFits | None:
-        """How the curves of ``model`` were fitted; None where they were not fitted to points."""
+    def beyond_evidence(self, model: str, *, prompt_tokens: int, batch: int) -> tuple[str, ...]:
+        """One sentence for each way in which prompts or batches up to this size leave the range of the fitted points.
+
+        Says nothing about a curve that was not fitted to points: its range is unknown. Raises InputError for an unknown model.
+        """
         self.model(model)
-        fits: ModelFits | None = getattr(self.file.models[model], "fits")  # noqa: B009 - a field of a derived model
-        return fits
+        uses = {"tokens": prompt_tokens, "context": prompt_tokens, "batch": batch}
+        return tuple(
+            f"profile {self.name}, {model}: {curve} is extrapolated to {axis} {uses[axis]:,}; its points end at {high:,.0f}"
+            for curve, summary in self.file.fits.get(model, {}).items()
+            for axis, (_, high) in summary.ranges.items()
+            if axis in uses and uses[axis] > high
+        )
 
 
 def resolve(file: ProfileFile) -> Profile:

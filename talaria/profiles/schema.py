@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from talaria.profiles.numbers import Family, HardwareNumbers, ModelNumbers
 
 Provenance = Literal["measured", "published", "fitted", "assumed"]
+Curve = Literal["prefill", "decode", "recompute"]
 T = TypeVar("T")
 
 
@@ -23,6 +24,8 @@ class Strict(BaseModel):
 
 class Quantity(Strict, Generic[T]):
     """One number; its unit is in the name of the field that holds it."""
+
+    model_config = ConfigDict(strict=True)
 
     value: T
     provenance: Provenance
@@ -38,30 +41,26 @@ class FitSummary(Strict):
     worst: str
     """Coordinates of the worst point."""
     ranges: dict[str, tuple[float, float]]
-    """Coordinate name → smallest and largest value among the points."""
+    """Axis → smallest and largest value among the points. Axes: ``tokens`` (of the whole prompt) and ``cached`` of prefill,
+    ``batch`` and ``context`` (of each sequence) of decode, ``tokens`` of recompute."""
     unreliable: str = ""
-    """Which of the points look extrapolated at their source, and why."""
+    """Which points of the source were left out, and why."""
 
 
-class ModelFits(Strict):
-    prefill: FitSummary
-    decode: FitSummary
-
-
-def _quantities(name: str, numbers: type, **extra: Any) -> type[BaseModel]:
+def _quantities(name: str, numbers: type) -> type[BaseModel]:
     """The file's counterpart of a dataclass of numbers: the same fields, numbers wrapped, defaults kept as absent."""
     hints = get_type_hints(numbers, include_extras=True)
     quantity: Any = Quantity  # subscripted below with types that are only known at run time
     columns: dict[str, Any] = {}
     for field in fields(numbers):
         hint = hints[field.name]
-        wrapped = hint if hint is Family else quantity[hint]
+        wrapped = hint if hint in (str, Family) else quantity[hint]
         columns[field.name] = (wrapped, ...) if field.default is MISSING else (wrapped | None, None)
-    return create_model(name, __base__=Strict, **columns, **extra)
+    return create_model(name, __base__=Strict, **columns)
 
 
 HardwareQuantities = _quantities("HardwareQuantities", HardwareNumbers)
-ModelQuantities = _quantities("ModelQuantities", ModelNumbers, fits=(ModelFits | None, None))
+ModelQuantities = _quantities("ModelQuantities", ModelNumbers)
 
 
 class ProfileFile(Strict):
@@ -73,6 +72,15 @@ class ProfileFile(Strict):
     gpu: str = Field(min_length=1)
     hardware: HardwareQuantities  # type: ignore[valid-type]
     models: dict[str, ModelQuantities] = Field(min_length=1)  # type: ignore[valid-type]
+    fits: dict[str, dict[Curve, FitSummary]] = Field(default_factory=dict)
+    """By model: how the curves that were fitted to points met them."""
+
+    @model_validator(mode="after")
+    def _fits_are_of_models(self) -> ProfileFile:
+        for name in self.fits:
+            if name not in self.models:
+                raise ValueError(f"fits only of the profile's models, not of {name!r}")
+        return self
 
     def document(self) -> dict[str, Any]:
         """The JSON document, without absent fields."""

@@ -1,0 +1,43 @@
+"""Rebuilds every shipped profile: ``python -m studies.profiles.build ENTRIES``, where ENTRIES is a file of latency points
+as aiconfigurator-core reports them. The fits and their residuals end up in the profiles; the points do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from studies.profiles import paper, systems
+from talaria.errors import InputError
+from talaria.profiles.load import DATA, parse, write
+from talaria.profiles.points import read_entries
+from talaria.profiles.profile import resolve
+from talaria.profiles.schema import ProfileFile
+
+
+def build(entries: Path) -> list[ProfileFile]:
+    """All shipped profiles. Raises InputError if ``entries`` is unreadable or does not determine a curve."""
+    document = read_entries(entries)
+    b200 = parse(systems.b200(document), where="b200")
+    like = resolve(b200).models
+    others = [systems.h200(document), paper.tp8(like), paper.tp4(like)]
+    return [b200, *(parse(other, where=str(other["name"])) for other in others)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("entries", type=Path)
+    parser.add_argument("--out", type=Path, default=DATA, help="folder for the profiles (default: the shipped ones)")
+    arguments = parser.parse_args()
+    try:
+        for file in build(arguments.entries):
+            write(file, arguments.out / f"{file.name}.json")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Draws how well fitted curves meet their points: fitted against measured time above, relative errors below."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from talaria.errors import InputError
+from talaria.profiles.fit import CurveFit, ModelFit
+
+
+def plot_fits(fits: dict[str, ModelFit], path: Path) -> None:
+    """Write the figure to ``path``, in the format of its suffix. Raises InputError if that is none or cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    formats = FigureCanvasAgg(figure).get_supported_filetypes()
+    suffix = path.suffix.removeprefix(".")
+    if suffix not in formats:
+        raise InputError(f"cannot draw {path.suffix or 'a file without suffix'!r}", where=str(path), allowed=", ".join(sorted(formats)))
+    axes = figure.subplots(2, 2, sharex="col")
+    for column, curve in enumerate(("prefill", "decode")):
+        times, errors = axes[0][column], axes[1][column]
+        for name, fit in fits.items():
+            _draw(times, errors, getattr(fit, curve), name)
+        low, high = times.get_xlim()
+        times.plot((low, high), (low, high), color="black", linewidth=0.8)
+        errors.axhline(0, color="black", linewidth=0.8)
+        times.set(title=curve, xscale="log", yscale="log", ylabel="fitted, ms")
+        errors.set(xlabel="measured, ms", ylabel="relative error, %")
+    axes[0][0].legend(fontsize="small")
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        figure.savefig(partial, format=suffix, dpi=120)
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", where=str(path), fix="choose a writable place") from None
+
+
+def _draw(times: Any, errors: Any, fit: CurveFit, label: str) -> None:
+    measured_ms = fit.measured_s * 1e3
+    times.plot(measured_ms, measured_ms * (1 + fit.errors), ".", label=label)
+    errors.plot(measured_ms, fit.errors * 100, ".", label=label)
