@@ -1,0 +1,335 @@
+"""The books that every router keeps: snapshots, overlay, sessions, leases, overload; a router itself only decides.
+
+A router never waits and never reads a clock: its decisions are a function of what it was told, in order, so that a
+decision log can be replayed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.cost import NO_PREFIX, CostTerms, Demand, Prefix, Pricer
+from talaria.policy.explain import Candidate, Explanation, Gate
+from talaria.policy.fleet import Fleet, Vector
+from talaria.policy.knobs import Knobs
+from talaria.policy.leases import Lease, LeaseCounts, LeaseTable
+from talaria.policy.overlay import Overlay
+from talaria.policy.overload import CallQueue, Overloaded
+from talaria.policy.sessions import SessionTable, Usage
+from talaria.policy.snapshot import Capabilities, InstanceSnapshot, Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A placement. ``cost_s`` = ``request_s`` + ``kv_s`` + ``activate_s`` (Eq. 1), as predicted when it was made.
+
+    ``reason``: lease, cost, spill, queue (from the router's own queue), sticky, pressure, rotation, health (moved since
+    its home is down). ``seq``: number of this submission on that instance. ``residency_hit``: the model was active,
+    staged or parked there. ``opens``: it was absent there and nobody was opening it; ``avoidable``: although another
+    healthy instance holds it.
+    """
+
+    call_id: int
+    instance: str
+    reason: str
+    seq: int
+    residency_hit: bool
+    opens: bool
+    avoidable: bool
+    cost_s: float
+    request_s: float
+    kv_s: float
+    activate_s: float
+    explanation: Explanation | None = None
+
+
+class Arrival(NamedTuple):
+    """A call in the policy's numbers, with the prefixes that instances (by index) hold of it."""
+
+    call: Call
+    now_s: float
+    demand: Demand
+    held: dict[int, Prefix]
+
+
+class Decision(NamedTuple):
+    """``instance`` by index, None where no candidate is left; ``denied`` says why ``lease`` was not honoured."""
+
+    instance: int | None
+    reason: str
+    lease: Lease | None = None
+    denied: str = ""
+
+
+class Costs(NamedTuple):
+    """Seconds per instance for one call: wait without its prefix, Eq. 1, and what it adds to the next round."""
+
+    wait_s: Vector
+    cost_s: Vector
+    round_s: Vector
+
+
+class Router(ABC):
+    """The books. Hosts report what happens, ask ``place``, and call ``poll`` when ``next_poll_s`` is due.
+
+    Times are seconds on one clock, which snapshots share, and never go back. ``nu_s`` overrides the knob per model.
+    """
+
+    name: str
+    has_leases = False
+
+    def __init__(self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None) -> None:
+        self.knobs = knobs
+        self._overlay = Overlay(instances, knobs.lease_charge_s)
+        self._fleet = Fleet(instances, knobs, nu_s or {}, self._overlay)
+        self._sessions = SessionTable(knobs.ewma_alpha)
+        self._leases = LeaseTable(knobs.tau_s if self.has_leases else 0.0, self._overlay)
+        self._queue = CallQueue(knobs.queue_limit, knobs.queue_deadline_s)
+        self._pricer = Pricer(self._fleet, self._sessions, self._fleet.round_bound_s / knobs.t_tpot_s)
+        self._consumed: dict[int, Lease] = {}
+        self._shed: list[Overloaded] = []
+        self._retry_s: float | None = None
+
+    # --- what a router decides ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _decide(self, arrival: Arrival) -> Decision:
+        """Where the call should go now. Changes nothing."""
+
+    def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
+        """What the router's own rule must remember of a placement; most remember nothing."""
+        return
+
+    def _gates(self, arrival: Arrival, instance: int) -> tuple[Gate, ...]:
+        """The checks that ``instance`` must pass for this call; what ``_decide`` does, one instance at a time."""
+        fleet, model = self._fleet, arrival.call.key.model
+        left_s = fleet.fresh_until_s[instance] - arrival.now_s
+        return (
+            Gate("serves", fleet.serves(instance, model), f"model {model}"),
+            Gate("healthy", fleet.healthy[instance], "heartbeat and snapshot"),
+            Gate("fresh", bool(left_s >= 0.0), f"{left_s:.3f} s of freshness left"),
+        )
+
+    def _note(self, arrival: Arrival, instance: int) -> str:
+        """What the router's own rule sees in ``instance``, in words."""
+        return ""
+
+    # --- telemetry --------------------------------------------------------------------------------------------------
+
+    def observe(self, snapshot: InstanceSnapshot, now_s: float) -> None:
+        """Take a snapshot received at ``now_s``. Older versions are ignored: an instance's versions only rise."""
+        self._overlay.seen(snapshot.instance, snapshot.seen_seq)
+        if self._fleet.observe(snapshot, now_s):
+            self._overlay.changed.clear()
+        self._retry_soon(now_s)
+
+    def heartbeat(self, instance: str, healthy: bool, now_s: float) -> None:
+        """Health as the host sees it. After a missed heartbeat only fresh telemetry lets new placements in again."""
+        self._fleet.heartbeat(self._fleet.index[instance], healthy)
+        self._retry_soon(now_s)
+
+    # --- placement --------------------------------------------------------------------------------------------------
+
+    def place(self, call: Call, now_s: float, *, explain: bool = False) -> Routed | Overloaded:
+        """Algorithm 1. A Routed call is already counted in the overlay; a queued one is answered by ``poll`` later."""
+        self._expire(now_s)
+        arrival = self._arrival(call, now_s)
+        decision = self._or_spill(arrival, self._decide(arrival))
+        if decision.instance is not None:
+            return self._commit(arrival, decision, explain)
+        if decision.lease is not None:
+            self._leases.discard(decision.lease, None)
+            self._fleet.load_changed()
+        if decision.reason == "shed":
+            return Overloaded(call.id, "shed", self._why_none(arrival))
+        shed = self._queue.join(call, now_s)
+        if shed is not None and shed.call_id == call.id:
+            return shed
+        if shed is not None:
+            self._shed.append(shed)
+            self._retry_s = now_s
+        return Overloaded(call.id, "queue", self._why_none(arrival))
+
+    def explain(self, call: Call, now_s: float) -> Explanation:
+        """What ``place`` would do now and why. Changes nothing; leases due for expiry count as expired once polled."""
+        arrival = self._arrival(call, now_s)
+        return self._explanation(arrival, self._or_spill(arrival, self._decide(arrival)))
+
+    def submit_failed(self, call: Call, routed: Routed, now_s: float) -> None:
+        """The instance never took the call. Its overlay entry goes, and a lease that it consumed lives on until its expiry."""
+        self._overlay.undo(call.id, routed.instance)
+        lease = self._consumed.pop(call.id, None)
+        if lease is not None:
+            self._leases.restore(lease, now_s)
+        self._fleet.load_changed()
+        self._retry_soon(now_s)
+
+    def completed(self, call: Call, instance: str, usage: Usage, now_s: float) -> Lease | None:
+        """The response is complete: update the session table and reserve the line's return for τ."""
+        self._expire(now_s)
+        self._close(call, now_s)
+        self._sessions.completed(call.key, instance, usage, now_s)
+        lease = self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s)
+        self._fleet.load_changed()
+        return lease
+
+    def ended(self, call: Call, instance: str, now_s: float, outcome: str) -> None:
+        """The call was submitted to ``instance`` and ended there as ``shed`` or ``failed``: no usage, no lease."""
+        self._close(call, now_s)
+        self._fleet.load_changed()
+
+    def session_ended(self, tenant: str, session: str) -> None:
+        """Forget the session. Its leases run out by themselves: a reservation is kept although nobody returns."""
+        self._sessions.forget(tenant, session)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def next_poll_s(self) -> float | None:
+        """When ``poll`` is due: a lease or a queue deadline runs out, or queued calls may fit after a change."""
+        due = (self._leases.next_expiry_s(), self._queue.next_deadline_s(), self._retry_s)
+        return min((time_s for time_s in due if time_s is not None), default=None)
+
+    def poll(self, now_s: float) -> list[Routed | Overloaded]:
+        """Expire leases, shed queued calls past their deadline, and place those that fit now; every answer is final."""
+        self._expire(now_s)
+        self._retry_s = None
+        answers: list[Routed | Overloaded] = [*self._shed, *self._queue.expire(now_s)]
+        self._shed.clear()
+
+        def take(call: Call) -> bool:
+            arrival = self._arrival(call, now_s)
+            decision = self._or_spill(arrival, self._decide(arrival))
+            if decision.instance is None:
+                return False
+            if not (decision.lease and not decision.denied):
+                decision = decision._replace(reason="queue")
+            answers.append(self._commit(arrival, decision, False))
+            return True
+
+        self._queue.serve(take)
+        return answers
+
+    # --- books for hosts and reports ----------------------------------------------------------------------------------
+
+    @property
+    def lease_counts(self) -> LeaseCounts:
+        return self._leases.counts
+
+    def drain_lease_changes(self) -> list[tuple[str, LineKey, float | None]]:
+        """(instance, line, expiry or None for an end) since the last call, in order, for ``Instance.lease_changed``."""
+        return self._leases.drain_changes()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _arrival(self, call: Call, now_s: float) -> Arrival:
+        return Arrival(call, now_s, self._pricer.demand(call), self._pricer.held_prefixes(call))
+
+    def _expire(self, now_s: float) -> None:
+        self._leases.expire(now_s)
+        self._fleet.load_changed()
+
+    def _close(self, call: Call, now_s: float) -> None:
+        self._overlay.over(call.id)
+        self._consumed.pop(call.id, None)
+        self._retry_soon(now_s)
+
+    def _retry_soon(self, now_s: float) -> None:
+        if len(self._queue):
+            self._retry_s = now_s
+
+    def _or_spill(self, arrival: Arrival, decision: Decision) -> Decision:
+        """The overload policy's answer where no candidate is left; ``reason`` is its action (SPEC §3.2, step 3)."""
+        if decision.instance is not None:
+            return decision
+        if self.knobs.overload == "shed" or not self._may_ever_serve(arrival.call.key.model):
+            return decision._replace(reason="shed")
+        spill = self._spill(arrival) if self.knobs.overload == "spill" else None
+        return decision._replace(reason="queue") if spill is None else decision._replace(instance=spill, reason="spill")
+
+    def _spill(self, arrival: Arrival) -> int | None:
+        """Least cost, regardless of checks, where telemetry is fresh; if it is nowhere, where the instance is healthy."""
+        columns = self._fleet.columns(arrival.call.key.model)
+        if columns is None:
+            return None
+        cost = self._costs(arrival).cost_s
+        served = columns.kv_room_tokens >= 0.0
+        for allowed in (self._fleet.takes_new(columns, arrival.now_s), served & np.array(self._fleet.healthy)):
+            if allowed.any():
+                return int(np.where(allowed, cost, inf).argmin())
+        return None
+
+    def _may_ever_serve(self, model: str) -> bool:
+        columns = self._fleet.columns(model)
+        if columns is not None and bool((columns.kv_room_tokens >= 0.0).any()):
+            return True
+        return any(snapshot is None for snapshot in self._fleet.snapshots)
+
+    def _why_none(self, arrival: Arrival) -> str:
+        model = arrival.call.key.model
+        columns = self._fleet.columns(model)
+        if not self._may_ever_serve(model):
+            return f"no instance serves model {model!r}"
+        if columns is None or not self._fleet.takes_new(columns, arrival.now_s).any():
+            return f"no healthy instance with fresh telemetry serves model {model!r}"
+        return f"no instance can take a call of model {model!r} within its round, memory and replica limits"
+
+    def _costs(self, arrival: Arrival) -> Costs:
+        columns = self._fleet.columns(arrival.call.key.model)
+        assert columns is not None
+        waits_s = self._pricer.waits_s(columns, arrival.now_s)
+        cost_s, round_s = self._pricer.prices(columns, arrival.demand, waits_s)
+        for i, prefix in arrival.held.items():
+            if self._fleet.serves(i, arrival.call.key.model):
+                terms = self._pricer.terms(arrival.call, arrival.demand, i, prefix, arrival.now_s)
+                cost_s[i], round_s[i] = terms.cost_s, terms.round_s
+        return Costs(waits_s, cost_s, round_s)
+
+    def _commit(self, arrival: Arrival, decision: Decision, explain: bool) -> Routed:
+        """Enter the placement in the books: lease, overlay, session table."""
+        call, i = arrival.call, decision.instance
+        assert i is not None
+        instance, model = self._fleet.ids[i], call.key.model
+        explanation = self._explanation(arrival, decision) if explain else None
+        terms = self._pricer.terms(call, arrival.demand, i, arrival.held.get(i, NO_PREFIX), arrival.now_s)
+        opens = not self._fleet.holds(i, model)
+        columns = self._fleet.columns(model)
+        snapshot = self._fleet.snapshots[i]
+        assert columns is not None and snapshot is not None
+        hit = snapshot.models[model].residency is not Residency.ABSENT
+        avoidable = opens and not np.isinf(columns.not_held.min())
+        if decision.lease is not None and not decision.denied:
+            self._leases.consume(decision.lease)
+            self._consumed[call.id] = decision.lease
+        else:
+            if decision.lease is not None:
+                self._leases.discard(decision.lease, instance)
+            self._leases.came_back(call, instance)
+        seq = self._overlay.forward(call.id, instance, model, terms.prefill_s + terms.kv_s, arrival.demand.kv_tokens)
+        self._sessions.placed(call.key, instance, arrival.now_s)
+        self._fleet.load_changed()
+        self._placed(arrival, decision, terms)
+        return Routed(
+            call.id, instance, decision.reason, seq, hit, opens, bool(avoidable),
+            terms.cost_s, terms.request_s, terms.kv_s, terms.activate_s, explanation,
+        )  # fmt: skip
+
+    def _explanation(self, arrival: Arrival, decision: Decision) -> Explanation:
+        call, fleet = arrival.call, self._fleet
+        candidates = []
+        for i, name in enumerate(fleet.ids):
+            prefix = arrival.held.get(i, NO_PREFIX)
+            terms = self._pricer.terms(call, arrival.demand, i, prefix, arrival.now_s) if fleet.serves(i, call.key.model) else None
+            candidates.append(Candidate(name, terms, prefix, self._gates(arrival, i), self._note(arrival, i)))
+        lease = "none"
+        if decision.lease is not None:
+            verdict = f"discarded: {decision.denied}" if decision.denied else "honoured"
+            lease = f"on {decision.lease.instance} until {decision.lease.expires_s:.3f} s, {verdict}"
+        chosen = None if decision.instance is None else fleet.ids[decision.instance]
+        return Explanation(call.id, call.key.model, arrival.now_s, tuple(candidates), lease, chosen, decision.reason)

@@ -1,0 +1,162 @@
+"""Eq. 1: what a call costs on an instance, in seconds, each effect charged once (SPEC §3.3).
+
+The same price exists twice: ``terms`` for one instance, with the prefix it holds, and ``Pricer`` for all instances at
+once, as if none held a prefix; a placement patches the few that do with ``terms``. A test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.fleet import FEATURES, Fleet, ModelColumns, Vector
+from talaria.policy.leases import reused_lines
+from talaria.policy.sessions import SessionTable
+from talaria.policy.snapshot import Residency, Tier
+
+
+class Prefix(NamedTuple):
+    """The part of a call's reusable prefix that an instance holds."""
+
+    tier: Tier
+    tokens: int
+
+
+NO_PREFIX = Prefix(Tier.MISSING, 0)
+
+
+class CostTerms(NamedTuple):
+    """Seconds of Eq. 1. ``round_s`` is what the call adds to the next round (Eq. 3), no part of the cost."""
+
+    wait_s: float
+    prefill_s: float
+    decode_s: float
+    kv_s: float
+    activate_s: float
+    round_s: float
+
+    @property
+    def request_s(self) -> float:
+        """ΔR_req: wait for the model's next admission, prefill of the suffix, decode."""
+        return self.wait_s + self.prefill_s + self.decode_s
+
+    @property
+    def cost_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.decode_s + self.kv_s + self.activate_s
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A call in the policy's numbers: tokens, and decode steps in all and within one round."""
+
+    prompt_tokens: int
+    reusable_tokens: int
+    suffix_tokens: int
+    """At least 1: an engine always prefills the last prompt token."""
+    output_tokens: float
+    round_steps: float
+
+    @property
+    def kv_tokens(self) -> float:
+        return self.prompt_tokens + self.output_tokens
+
+
+class Pricer:
+    """Prices calls against a fleet. ``round_steps``: decode steps that one round owes a sequence (Eq. 4)."""
+
+    def __init__(self, fleet: Fleet, sessions: SessionTable, round_steps: float) -> None:
+        self._fleet, self._sessions, self._round_steps = fleet, sessions, round_steps
+        self._features = np.empty((FEATURES, 2, 1))
+        self._flat = self._features.reshape(-1)
+        self._product = np.empty((FEATURES, 2, len(fleet.ids)))
+
+    def demand(self, call: Call) -> Demand:
+        output = self._sessions.expected_output_tokens(call)
+        reusable = min(call.reusable_tokens, call.prompt_tokens)
+        suffix = max(1, call.prompt_tokens - reusable)
+        return Demand(call.prompt_tokens, reusable, suffix, output, min(output, self._round_steps))
+
+    def held_prefixes(self, call: Call) -> dict[int, Prefix]:
+        """By instance index, the longest prefix of ``call`` that it reports, or has just computed for us.
+
+        A prefix can only be where calls of its lines went, so the session table names the few instances to look at.
+        A snapshot from before a line's last completion cannot know what that completion left on the device.
+        """
+        held: dict[int, Prefix] = {}
+        key = call.key
+        for line, shared in reused_lines(call):
+            line_key = key if line == key.line else LineKey(key.tenant, key.session, key.model, line)
+            entry = self._sessions.line(line_key)
+            if entry is None:
+                continue
+            for name in entry.holders:
+                i = self._fleet.index[name]
+                snapshot = self._fleet.snapshots[i]
+                if name == entry.completed_on and (snapshot is None or snapshot.time_s <= entry.completed_s):
+                    prefix = Prefix(Tier.DEVICE, min(shared, entry.kv_tokens))
+                else:
+                    state = snapshot.lines.get(line_key) if snapshot is not None else None
+                    if state is None or state.tier is Tier.MISSING:
+                        continue
+                    prefix = Prefix(state.tier, min(shared, state.tokens))
+                if prefix.tokens > held.get(i, NO_PREFIX).tokens:
+                    held[i] = prefix
+        return held
+
+    def waits_s(self, columns: ModelColumns, now_s: float) -> Vector:
+        """Wait until the model's next admission on every instance, without any switch."""
+        waits: Vector = np.maximum(columns.slot_at_s - now_s, 0.0)
+        waits += columns.queued_s
+        return waits
+
+    def prices(self, columns: ModelColumns, demand: Demand, waits_s: Vector) -> tuple[Vector, Vector]:
+        """(Eq. 1 cost, added round seconds) on every instance for a call whose prefix is nowhere."""
+        suffix, reusable, steps = demand.suffix_tokens, demand.reusable_tokens, demand.output_tokens
+        attention = suffix * (reusable + 0.5 * suffix)
+        lost = 1.0 if reusable else 0.0
+        half_square = 0.5 * reusable * reusable
+        context = demand.prompt_tokens + 0.5 * steps
+        round_steps = demand.round_steps
+        self._flat[:] = (
+            1.0, 1.0, suffix, suffix, attention, attention, lost, lost, reusable, reusable, half_square, half_square,
+            steps, round_steps, steps * context, round_steps * context,
+        )  # fmt: skip
+        np.multiply(columns.coefficients, self._features, out=self._product)
+        both: NDArray[np.float64] = np.add.reduce(self._product, axis=0)
+        cost: Vector = both[0]
+        cost += waits_s
+        return cost, both[1]
+
+    def terms(self, call: Call, demand: Demand, instance: int, prefix: Prefix, now_s: float) -> CostTerms:
+        """Eq. 1 on one instance that reports the model and holds ``prefix`` of the call's reusable tokens."""
+        fleet, name = self._fleet, call.key.model
+        snapshot = fleet.snapshots[instance]
+        assert snapshot is not None
+        model = snapshot.models[name]
+        timing = model.timing
+        reusable, suffix = demand.reusable_tokens, demand.suffix_tokens
+        prefill_s = timing.prefill_s(suffix, reusable)
+        kv_s = 0.0
+        kept = min(prefix.tokens, reusable)
+        if kept < reusable:
+            kv_s = timing.prefill_s(suffix, kept, reusable - kept) - prefill_s
+        if prefix.tier is Tier.HOST:
+            kv_s += timing.restore_s(kept)
+        joins_slot = (
+            model.residency is Residency.ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
+        )
+        wait_s = fleet.queued_s(instance, name, model)
+        if not joins_slot:
+            wait_s += max(0.0, snapshot.time_s + model.next_slot_s - now_s)
+        context = demand.prompt_tokens + 0.5 * demand.output_tokens
+        batch = model.in_flight + 1
+        sequence_s = timing.decode_s_per_sequence + timing.decode_s_per_context_token * context
+        decode_s = demand.output_tokens * (timing.decode_base_s + batch * sequence_s)
+        round_s = prefill_s + kv_s + demand.round_steps * sequence_s
+        if not fleet.in_round(instance, name, model):
+            round_s += model.activate_s + demand.round_steps * timing.decode_base_s
+        return CostTerms(wait_s, prefill_s, decode_s, kv_s, model.activate_s, round_s)

@@ -1,0 +1,70 @@
+"""Why a call went where it went: candidates, cost terms, gates and the lease, as plain values built on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from talaria.policy.cost import CostTerms, Prefix
+
+
+class Gate(NamedTuple):
+    """One check of Algorithm 1 on one instance, with the two numbers (or words) that decided it."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One instance. ``terms`` is None where it does not serve the model; ``note`` is what a load-only router looks at."""
+
+    instance: str
+    terms: CostTerms | None
+    prefix: Prefix
+    gates: tuple[Gate, ...]
+    note: str = ""
+
+    @property
+    def admissible(self) -> bool:
+        return all(gate.passed for gate in self.gates)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decision on one call at ``now_s``. ``chosen`` is None where the overload policy keeps or refuses the call.
+
+    ``reason`` is the placement's reason, or the overload action. ``lease`` says which lease was considered and why it
+    was taken or discarded.
+    """
+
+    call_id: int
+    model: str
+    now_s: float
+    candidates: tuple[Candidate, ...]
+    lease: str
+    chosen: str | None
+    reason: str
+
+    def text(self) -> str:
+        """For a terminal: one line per candidate, with the terms of Eq. 1 and the gates that failed."""
+        where = self.chosen or "no instance"
+        head = f"call {self.call_id} ({self.model}) at {self.now_s:.3f} s: {where} by {self.reason}; lease: {self.lease}"
+        return "\n".join([head, *(_line(candidate, candidate.instance == self.chosen) for candidate in self.candidates)])
+
+
+def _line(candidate: Candidate, chosen: bool) -> str:
+    mark = "→" if chosen else " "
+    failed = [f"{gate.name} ({gate.detail})" for gate in candidate.gates if not gate.passed]
+    parts = [f"{mark} {candidate.instance}"]
+    terms = candidate.terms
+    if terms is not None:
+        parts.append(
+            f"cost {terms.cost_s:.3f} s = request {terms.request_s:.3f} (wait {terms.wait_s:.3f}, prefill {terms.prefill_s:.3f}, "
+            f"decode {terms.decode_s:.3f}) + KV {terms.kv_s:.3f} ({candidate.prefix.tier.value}) + activate {terms.activate_s:.3f}"
+        )
+    if candidate.note:
+        parts.append(candidate.note)
+    parts.append("failed: " + ", ".join(failed) if failed else "all gates passed")
+    return "  ".join(parts)

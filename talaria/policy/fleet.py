@@ -1,0 +1,209 @@
+"""The newest snapshot of every instance, as numpy columns that are ready before a call arrives (SPEC §3.5).
+
+Every latency in ``Timing`` is linear in a few features of a call, so one model on one instance is a column of
+coefficients, and pricing a call everywhere is one product. Each column is a function of (snapshot, overlay); it is
+rewritten when either changes, for that instance and model only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp, inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from talaria.policy.knobs import Knobs
+from talaria.policy.overlay import Overlay
+from talaria.policy.replicas import open_price_s
+from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
+from talaria.policy.timing import Timing
+
+Vector = NDArray[np.float64]
+
+FEATURES = 8
+"""1; S; S·(U + S/2); U > 0; U; U²/2; decode steps; steps · context. S: suffix, U: reusable prefix, tokens."""
+RISK_SHARE = 0.1
+"""Each new deadline risk of an instance adds this share of the round bound to its waits; it decays over a control window."""
+
+
+class ModelColumns:
+    """One model on every instance. ``coefficients[:, 0]`` price a call (Eq. 1), ``[:, 1]`` its share of a round (Eq. 3)."""
+
+    def __init__(self, instances: int) -> None:
+        self.timings: list[Timing | None] = [None] * instances
+        self.coefficients: NDArray[np.float64] = np.zeros((FEATURES, 2, instances))
+        self.slot_at_s: Vector = np.zeros(instances)
+        """When the model's next slot opens."""
+        self.queued_s: Vector = np.zeros(instances)
+        """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""
+        self.kv_room_tokens: Vector = np.full(instances, -1.0)
+        """Negative where the instance does not serve the model."""
+        self.open_price_s: Vector = np.full(instances, -inf)
+        """Right side of Eq. 2; -inf where no replica need be opened."""
+        self.not_held: Vector = np.full(instances, inf)
+        """0 where a healthy instance holds the model, inf elsewhere."""
+
+    def drop(self, instance: int) -> None:
+        """The instance no longer serves the model."""
+        self.kv_room_tokens[instance] = -1.0
+        self.not_held[instance] = inf
+
+
+class Fleet:
+    """All instances in order. Snapshot times are on the router's clock; freshness goes by receive time."""
+
+    def __init__(self, capabilities: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float], overlay: Overlay) -> None:
+        self.ids = tuple(capabilities)
+        self.index = {name: i for i, name in enumerate(self.ids)}
+        size = len(self.ids)
+        self.snapshots: list[InstanceSnapshot | None] = [None] * size
+        self.healthy = [False] * size
+        self.fresh_until_s: Vector = np.full(size, -inf)
+        self.round_room_s: Vector = np.full(size, -inf)
+        """Seconds that the next round may still grow (Eq. 5); inf on idle and on hot instances."""
+        self.pressure: Vector = np.zeros(size)
+        """Calls there, queued, running or on their way, plus the next round's load as a share of the round bound."""
+        self.round_bound_s = knobs.gamma * knobs.t_ttft_s
+        self._hot = [item.hot for item in capabilities.values()]
+        self._knobs, self._nu_s, self._overlay = knobs, nu_s, overlay
+        self._columns: dict[str, ModelColumns] = {}
+        self._risk_s = [0.0] * size
+
+    def columns(self, model: str) -> ModelColumns | None:
+        """None for a model that no snapshot has named."""
+        return self._columns.get(model)
+
+    def observe(self, snapshot: InstanceSnapshot, now_s: float) -> bool:
+        """Take a snapshot received at ``now_s``; False (ignored) unless its version is newer than the instance's last."""
+        i = self.index[snapshot.instance]
+        old = self.snapshots[i]
+        if old is not None:
+            if snapshot.version <= old.version:
+                return False
+            if old.models.keys() != snapshot.models.keys():
+                for name in old.models.keys() - snapshot.models.keys():
+                    self._columns[name].drop(i)
+            faded = exp((old.time_s - snapshot.time_s) / self._knobs.control_window_s) if self._risk_s[i] else 0.0
+            risks = max(0, snapshot.deadline_risk - old.deadline_risk)
+            self._risk_s[i] = min(self.round_bound_s, faded * self._risk_s[i] + RISK_SHARE * self.round_bound_s * risks)
+        self.snapshots[i] = snapshot
+        self.healthy[i] = snapshot.healthy
+        self.fresh_until_s[i] = now_s + self._knobs.stale_after_s if snapshot.healthy else -inf
+        for name, model in snapshot.models.items():
+            self._write(i, name, snapshot, model)
+        self._write_room(i, snapshot)
+        return True
+
+    def takes_new(self, columns: ModelColumns, now_s: float) -> NDArray[np.bool_]:
+        """Instances that serve the model and may take new, non-reserved placements: healthy, telemetry fresh."""
+        takes: NDArray[np.bool_] = (self.fresh_until_s >= now_s) & (columns.kv_room_tokens >= 0.0)
+        return takes
+
+    def heartbeat(self, instance: int, healthy: bool) -> None:
+        """A missed heartbeat bars an instance until fresh telemetry; an answered one only confirms what is there."""
+        if healthy == self.healthy[instance]:
+            return
+        self.healthy[instance] = healthy
+        self.fresh_until_s[instance] = -inf
+        snapshot = self.snapshots[instance]
+        if snapshot is not None:
+            for name, model in snapshot.models.items():
+                self._write(instance, name, snapshot, model)
+
+    def load_changed(self) -> None:
+        """Rewrite what depends on the overlay, for every (instance, model) whose load changed since the last time."""
+        for instance, name in self._overlay.changed:
+            i = self.index[instance]
+            snapshot = self.snapshots[i]
+            if snapshot is None:
+                continue
+            model = snapshot.models.get(name)
+            if model is not None:
+                self._write(i, name, snapshot, model)
+            self._write_room(i, snapshot)
+        self._overlay.changed.clear()
+
+    def risk_s(self, instance: int) -> float:
+        """Seconds that recent mispredictions of this instance add to every wait there."""
+        return self._risk_s[instance]
+
+    def serves(self, instance: int, name: str) -> bool:
+        """Whether the model can be placed there: it is listed, and a hot instance never leaves the model it pins."""
+        snapshot = self.snapshots[instance]
+        if snapshot is None or name not in snapshot.models:
+            return False
+        return not self._hot[instance] or len(snapshot.models) == 1 or snapshot.models[name].residency is Residency.ACTIVE
+
+    def holds(self, instance: int, name: str) -> bool:
+        """Whether a call needs no fresh replica: the model is resident, or earlier calls are already opening it."""
+        snapshot = self.snapshots[instance]
+        model = snapshot.models.get(name) if snapshot is not None else None
+        if model is None:
+            return False
+        return model.residency is not Residency.ABSENT or self.in_round(instance, name, model)
+
+    def in_round(self, instance: int, name: str, model: ModelSnapshot) -> bool:
+        """Whether the next round visits the model anyway, so that its switch is not this call's doing."""
+        if model.residency is Residency.ACTIVE or model.queued > 0 or model.in_flight > 0:
+            return True
+        return self._overlay.load(self.ids[instance], name).calls > 0
+
+    def kv_room(self, instance: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> float:
+        """KV tokens for a new call of the model; before it is open, any number where the weights fit; -1: not served."""
+        if not self.serves(instance, name):
+            return -1.0
+        if model.residency is Residency.ABSENT:
+            return inf if model.weight_bytes <= snapshot.hbm_capacity_bytes else -1.0
+        return max(0.0, model.free_kv_tokens - self._overlay.load(self.ids[instance], name).kv_tokens)
+
+    def queued_s(self, instance: int, name: str, model: ModelSnapshot) -> float:
+        return model.queued_work_s + self._overlay.work_s(self.ids[instance], name) + self._risk_s[instance]
+
+    def open_price(self, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> float:
+        nu_s = self._nu_s.get(name, self._knobs.nu_s)
+        return open_price_s(snapshot, model, self._knobs.mu0_s_per_gib, nu_s)
+
+    def _write(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> None:
+        columns = self._columns.get(name)
+        if columns is None:
+            columns = self._columns[name] = ModelColumns(len(self.ids))
+        timing, table = model.timing, columns.coefficients
+        if columns.timings[i] is not timing:
+            columns.timings[i] = timing
+            table[1:6, :, i] = _timing_rows(timing)
+        in_round = self.in_round(i, name, model)
+        batch = model.in_flight + 1
+        table[0, 0, i] = timing.prefill_base_s + model.activate_s
+        table[6, 0, i] = timing.decode_base_s + batch * timing.decode_s_per_sequence
+        table[7, 0, i] = batch * timing.decode_s_per_context_token
+        table[0, 1, i] = timing.prefill_base_s + (0.0 if in_round else model.activate_s)
+        table[6, 1, i] = timing.decode_s_per_sequence + (0.0 if in_round else timing.decode_base_s)
+        table[7, 1, i] = timing.decode_s_per_context_token
+        held = in_round or model.residency is not Residency.ABSENT
+        columns.slot_at_s[i] = snapshot.time_s + model.next_slot_s
+        columns.queued_s[i] = self.queued_s(i, name, model)
+        columns.kv_room_tokens[i] = self.kv_room(i, name, snapshot, model)
+        columns.open_price_s[i] = -inf if held else self.open_price(name, snapshot, model)
+        columns.not_held[i] = 0.0 if held and self.healthy[i] else inf
+
+    def _write_room(self, i: int, snapshot: InstanceSnapshot) -> None:
+        calls, work_s = self._overlay.total(self.ids[i])
+        for model in snapshot.models.values():
+            calls += model.queued + model.in_flight
+        load_s = snapshot.round_load_s + work_s
+        self.pressure[i] = calls + load_s / self.round_bound_s
+        # A call that fits no round alone still gets its own (SPEC §4.1), so an idle instance has room for any.
+        roomy = self._hot[i] or calls == 0
+        self.round_room_s[i] = inf if roomy else self.round_bound_s - load_s - self._risk_s[i]
+
+
+def _timing_rows(timing: Timing) -> NDArray[Any]:
+    """Coefficients of features 1..5, equal for price and round: prefill of the suffix, recomputation of the prefix."""
+    linear, quadratic = timing.prefill_s_per_token, timing.prefill_s_per_token2
+    if timing.recompute_s_per_token > 0.0:
+        lost = (timing.recompute_base_s - timing.prefill_base_s, timing.recompute_s_per_token, 0.0)
+    else:
+        lost = (0.0, linear, quadratic)
+    return np.array((linear, quadratic, *lost))[:, None]
