@@ -1,0 +1,166 @@
+"""The KV of the active model that is resident on one rank: what matches, what is locked, what goes first.
+
+Ranks are symmetric, so one cache stands for all of them. Idle prefixes stay until their pages are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from talaria.substrate.pages import Extent, PagePool
+from talaria.substrate.prefix import PrefixForest, Spans
+from talaria.substrate.radix import Entry, PageTree, page_steps
+
+
+@dataclass(slots=True, eq=False)
+class _Resident(Entry):
+    extents: list[Extent] = field(default_factory=list)
+    """Where the pages are, in the order of the path."""
+
+
+def _make(key: Hashable, first_page: int, page_cost: int, parent: _Resident | None) -> _Resident:
+    return _Resident(key, first_page, page_cost, parent, first_page, first_page, first_page)
+
+
+class DeviceCache:
+    """A radix over prefix nodes whose pages come from ``pool``. With ``forest``, nodes that it holds stay known there.
+
+    Paths are given as ``spans`` (``PrefixForest.spans``). Locks nest: any number of calls may hold any paths.
+    """
+
+    def __init__(self, pool: PagePool, page_tokens: int, forest: PrefixForest | None = None) -> None:
+        if page_tokens <= 0:
+            raise ValueError(f"page_tokens={page_tokens}: allowed 1 or more")
+        self.pool = pool
+        self.page_tokens = page_tokens
+        self.evicted_pages = 0
+        """Idle pages that had to make room, since the start."""
+        self._forest = forest
+        self._tree: PageTree[_Resident] = PageTree(_make)
+        self._new: list[Extent] = []
+
+    @property
+    def resident_tokens(self) -> int:
+        """Token slots that hold KV, locked or idle."""
+        return self._tree.cost * self.page_tokens
+
+    @property
+    def locked_pages(self) -> int:
+        return self._tree.held_cost
+
+    def free_tokens(self) -> int:
+        """Token slots that could be allocated now, evicting every idle prefix."""
+        return (self.pool.free_pages + self._tree.cost - self._tree.held_cost) * self.page_tokens
+
+    def pages(self, node: int) -> tuple[Extent, ...]:
+        """The physical pages of one node, in the order of the path."""
+        entry = self._tree.entries.get(node)
+        return tuple(entry.extents) if entry else ()
+
+    def match(self, spans: Spans) -> int:
+        """Tokens of the path that are resident from its start on, a multiple of the page."""
+        page_tokens = self.page_tokens
+        entries = self._tree.entries
+        # A resident node implies its resident ancestors, so the deepest one decides.
+        for node, start, end in reversed(spans):
+            entry = entries.get(node)
+            if entry is not None:
+                pages = min(entry.end_page, end // page_tokens)
+                if pages > start // page_tokens:
+                    return pages * page_tokens
+        return 0
+
+    def acquire(self, spans: Spans, now_s: float) -> bool:
+        """Lock the whole path, allocating what is not resident and evicting idle leaves as needed.
+
+        False, with nothing changed, if even evicting everything idle would not make room.
+        """
+        tree, pool = self._tree, self.pool
+        steps = page_steps(spans, self.page_tokens, partial=True)
+        missing, idle = tree.shortfall(steps, 1)
+        lacking = missing - pool.free_pages
+        if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
+            return False
+        grown = tree.hold(steps, 1, now_s)
+        if lacking > 0:
+            self._evict(lacking)
+        for entry, pages in grown:
+            self._place(entry, pages)
+        return True
+
+    def extend(self, held: Spans, spans: Spans, now_s: float) -> bool:
+        """Turn a lock of ``held`` into one of the longer path ``spans``; False, with nothing changed, if impossible."""
+        if not self.acquire(spans, now_s):
+            return False
+        self._tree.unhold(page_steps(held, self.page_tokens, partial=True), now_s)
+        return True
+
+    def release(self, spans: Spans, keep_tokens: int, now_s: float) -> None:
+        """Undo one ``acquire``; full pages up to ``keep_tokens`` stay as idle cache, the rest is freed at once.
+
+        Pages that another lock or another path needs stay. Raises ValueError without a matching lock.
+        """
+        steps = page_steps(spans, self.page_tokens, partial=True)
+        keep = keep_tokens // self.page_tokens
+        path = self._tree.unhold(steps, now_s)
+        for entry, (_, first, end) in zip(reversed(path), reversed(steps), strict=True):
+            if keep >= end:
+                return
+            if entry.end_page <= end:  # what lies beyond is somebody else's
+                self._cut(entry, max(keep, first))
+
+    def clear(self) -> None:
+        """Free everything: the region is released at a switch. Raises ValueError while anything is locked."""
+        if self._tree.held_cost:
+            raise ValueError(f"{self._tree.held_cost} pages are locked: release them before the region")
+        for entry, count in self._tree.reclaim(self._tree.cost):
+            self._free(entry, count)
+
+    def take_new_extents(self) -> list[Extent]:
+        """Pages allocated since this was last asked: staged chunks that they overlap are dirty (SPEC §5.3)."""
+        taken, self._new = self._new, []
+        return taken
+
+    def _place(self, entry: _Resident, pages: int) -> None:
+        extents = self.pool.alloc(pages)
+        self._new += extents
+        if not entry.extents:
+            entry.extents = extents.copy()
+            if self._forest is not None:
+                self._forest.retain(_node(entry))
+            return
+        last, count = entry.extents[-1]
+        if last + count == extents[0][0]:
+            entry.extents[-1] = (last, count + extents[0][1])
+            entry.extents += extents[1:]
+        else:
+            entry.extents += extents
+
+    def _evict(self, pages: int) -> None:
+        for entry, count in self._tree.reclaim(pages):
+            self.evicted_pages += count
+            self._free(entry, count)
+
+    def _cut(self, entry: _Resident, end_page: int) -> None:
+        before = entry.end_page
+        self._free(entry, before - self._tree.trim(entry, end_page))
+
+    def _free(self, entry: _Resident, pages: int) -> None:
+        """Return the last ``pages`` of an entry's extents to the pool."""
+        if pages <= 0:
+            return
+        while pages > 0:
+            first, count = entry.extents.pop()
+            freed = min(count, pages)
+            if freed < count:
+                entry.extents.append((first, count - freed))
+            self.pool.free([(first + count - freed, freed)])
+            pages -= freed
+        if not entry.extents and self._forest is not None:
+            self._forest.release(_node(entry))
+
+
+def _node(entry: Entry) -> int:
+    assert isinstance(entry.key, int)
+    return entry.key

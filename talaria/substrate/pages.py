@@ -1,0 +1,86 @@
+"""The physical KV pages of one rank: low addresses first, so that the high-address tail stays clean for staging.
+
+Free pages are kept as extents. Ranges that an active H2D write occupies can be blocked: an allocation skips them
+(SPEC §5.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from talaria.substrate.extents import Extent as Extent
+from talaria.substrate.extents import ExtentSet
+
+
+class OutOfPages(ValueError):
+    """Fewer pages are free than were asked for."""
+
+
+class PagePool:
+    """``total_pages`` pages, each free, used or blocked."""
+
+    __slots__ = ("_blocked", "_free", "peak", "total")
+
+    def __init__(self, total_pages: int) -> None:
+        if total_pages < 0:
+            raise ValueError(f"total_pages={total_pages}: allowed 0 or more")
+        self.total = total_pages
+        self.peak = 0
+        """Most pages ever in use at once."""
+        self._free = ExtentSet((0, total_pages))
+        self._blocked = ExtentSet()
+
+    @property
+    def used(self) -> int:
+        return self.total - self._free.total - self._blocked.total
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that an allocation can take now; blocked ones are not among them."""
+        return self._free.total
+
+    @property
+    def blocked_pages(self) -> int:
+        return self._blocked.total
+
+    @property
+    def high_water(self) -> int:
+        """One past the highest page in use now; from here on the region is clean."""
+        top = self.total
+        while True:
+            lower = self._blocked.run_start(self._free.run_start(top))
+            if lower == top:
+                return top
+            top = lower
+
+    def alloc(self, pages: int) -> list[Extent]:
+        """The ``pages`` lowest free pages, as extents in order (SPEC §5.3).
+
+        Raises OutOfPages, with nothing changed, if fewer are free; ValueError if ``pages`` is negative.
+        """
+        if pages < 0:
+            raise ValueError(f"pages={pages}: allowed 0 or more")
+        if pages > self._free.total:
+            raise OutOfPages(f"{pages} pages asked for, {self._free.total} of {self.total} free")
+        extents = self._free.take_lowest(pages)
+        used = self.total - self._free.total - self._blocked.total
+        if used > self.peak:
+            self.peak = used
+        return extents
+
+    def free(self, extents: Iterable[Extent]) -> None:
+        """Give used pages back. Raises ValueError for a page that is not in use."""
+        for first, count in extents:
+            if first < 0 or first + count > self.total or any(self._blocked.within(first, first + count)):
+                raise ValueError(f"[{first}, {first + count}) is not in use")
+            self._free.add(first, count)
+
+    def block(self, first: int, count: int) -> None:
+        """Keep allocations off free pages while an H2D write fills them. Raises ValueError if one is not free."""
+        self._free.remove(first, count)
+        self._blocked.add(first, count)
+
+    def unblock(self, first: int, count: int) -> None:
+        """Undo ``block``. Raises ValueError if a page is not blocked."""
+        self._blocked.remove(first, count)
+        self._free.add(first, count)

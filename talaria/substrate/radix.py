@@ -1,0 +1,221 @@
+"""Which pages of which prefix nodes a cache holds: the tree that the device cache and the host registry share.
+
+A page belongs to the node that holds its last token (a path's last, partial page to its last node), so two paths share
+exactly the pages that lie wholly within their common prefix. Pages are reclaimed from the tails of leaves, least
+recently used first; a hold protects a path up to its end. All counts are kept, so free space is known in O(1).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from talaria.substrate.prefix import Spans
+
+Step = tuple[Hashable, int, int]
+"""(key, first page, end page): the pages of a path that one node owns."""
+
+
+def page_steps(spans: Spans, page_tokens: int, *, partial: bool) -> list[tuple[int, int, int]]:
+    """The pages of a path by owner, root first, as (node, first page, end page).
+
+    ``partial`` says whether a last page that is not full counts.
+    """
+    steps = []
+    for node, start, end in spans:
+        first, last = start // page_tokens, end // page_tokens
+        if last > first:
+            steps.append((node, first, last))
+    if partial and spans and spans[-1][2] % page_tokens:
+        node, start, end = spans[-1]
+        if steps and steps[-1][0] == node:
+            steps.pop()
+        steps.append((node, start // page_tokens, end // page_tokens + 1))
+    return steps
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The pages [first_page, end_page) of one node's path that a cache holds."""
+
+    key: Hashable
+    first_page: int
+    page_cost: int
+    parent: Entry | None
+    end_page: int
+    needed: int
+    """End page up to which children need this node."""
+    held: int
+    """End page of the longest hold."""
+    last_use_s: float = 0.0
+    owner: Hashable = None
+    children: dict[Hashable, int] = field(default_factory=dict)
+    holds: dict[int, int] = field(default_factory=dict)
+    """End page → number of holds that end there."""
+    queued: int = 0
+    """Number of the queue item that stands for this entry."""
+
+
+E = TypeVar("E", bound=Entry)
+
+NO_USE_S = float("-inf")
+"""As a time: a hold that says nothing about use."""
+
+
+class PageTree(Generic[E]):
+    """Entries by key, with their holds and their order of eviction. ``cost`` units are pages or bytes."""
+
+    def __init__(self, make: Callable[[Hashable, int, int, E | None], E]) -> None:
+        self.entries: dict[Hashable, E] = {}
+        self.cost = 0
+        """Of all pages in the tree."""
+        self.held_cost = 0
+        """Of the pages under a hold; all others can be reclaimed, leaves first."""
+        self._make = make
+        self._queue: list[tuple[float, int, E]] = []
+        self._numbered = 0
+
+    def shortfall(self, steps: Sequence[Step], page_cost: int) -> tuple[int, int]:
+        """(cost of the pages of a path that are not here, cost of those that are here without a hold)."""
+        missing = idle = 0
+        for key, first, end in steps:
+            entry = self.entries.get(key)
+            if entry is None:
+                missing += (end - first) * page_cost
+                continue
+            if end > entry.end_page:
+                missing += (end - entry.end_page) * entry.page_cost
+            idle += max(0, min(end, entry.end_page) - entry.held) * entry.page_cost
+        return missing, idle
+
+    def hold(self, steps: Sequence[Step], page_cost: int, now_s: float) -> list[tuple[E, int]]:
+        """Hold a path, with new pages where it has none. Returns (entry, new pages) for each entry that grew."""
+        grown: list[tuple[E, int]] = []
+        parent: E | None = None
+        before = 0
+        for key, first, end in steps:
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = self.entries[key] = self._make(key, first, page_cost, parent)
+                if parent is not None:
+                    parent.children[key] = before
+                    parent.needed = max(parent.needed, before)
+            if end > entry.end_page:
+                grown.append((entry, end - entry.end_page))
+                self.cost += (end - entry.end_page) * entry.page_cost
+                entry.end_page = end
+            entry.holds[end] = entry.holds.get(end, 0) + 1
+            if end > entry.held:
+                self.held_cost += (end - entry.held) * entry.page_cost
+                entry.held = end
+            parent, before = entry, end
+        self.touch(steps, now_s)
+        return grown
+
+    def unhold(self, steps: Sequence[Step], now_s: float) -> list[E]:
+        """Undo one ``hold`` of the same path, used until ``now_s``. Returns the path's entries, root first.
+
+        Raises ValueError without a matching hold.
+        """
+        path = [self._matching(key, end) for key, _, end in steps]
+        for entry, (_, _, end) in zip(path, steps, strict=True):
+            count = entry.holds[end] - 1
+            if count:
+                entry.holds[end] = count
+            else:
+                del entry.holds[end]
+                if end == entry.held:
+                    entry.held = max(entry.holds, default=entry.first_page)
+                    self.held_cost -= (end - entry.held) * entry.page_cost
+            self._use(entry, end, now_s)
+        return path
+
+    def _matching(self, key: Hashable, end: int) -> E:
+        entry = self.entries.get(key)
+        if entry is None or end not in entry.holds:
+            raise ValueError(f"no hold of {key!r} ends at page {end}")
+        return entry
+
+    def touch(self, steps: Iterable[Step], now_s: float) -> None:
+        """Count a path as used at ``now_s`` where it is present."""
+        for key, _, end in steps:
+            entry = self.entries.get(key)
+            if entry is not None:
+                self._use(entry, end, now_s)
+
+    def _use(self, entry: E, end: int, now_s: float) -> None:
+        # A path that leaves a node midway says nothing about the node's tail beyond it.
+        if (end >= entry.end_page or not entry.children) and now_s > entry.last_use_s:
+            entry.last_use_s = now_s
+        if entry.end_page > entry.held:
+            self._enqueue(entry)
+
+    def trim(self, entry: E, end_page: int) -> int:
+        """Cut an entry's tail down to ``end_page``, or to what holds and children need; returns its new end page.
+
+        An entry without pages leaves the tree.
+        """
+        end_page = max(end_page, entry.held, entry.needed)
+        if end_page >= entry.end_page:
+            return entry.end_page
+        self.cost -= (entry.end_page - end_page) * entry.page_cost
+        entry.end_page = end_page
+        if end_page == entry.first_page:
+            self._leave(entry)
+        return end_page
+
+    def _leave(self, entry: E) -> None:
+        del self.entries[entry.key]
+        entry.queued = 0
+        parent = entry.parent
+        if parent is None:
+            return
+        branch = parent.children.pop(entry.key)
+        if branch == parent.needed:
+            parent.needed = max(parent.children.values(), default=parent.first_page)
+        above = self.entries[parent.key]
+        above.last_use_s = max(above.last_use_s, entry.last_use_s)
+        self._enqueue(above)
+
+    def reclaim(self, cost: int, spared: Collection[Hashable] = ()) -> list[tuple[E, int]]:
+        """Cut at least ``cost`` from idle tails, least recently used first, page by page.
+
+        Entries of the owners in ``spared`` go only if nothing else is left. Returns (entry, pages cut) in order of
+        the first cut; the caller has made sure that ``self.cost - self.held_cost >= cost``.
+        """
+        cut: dict[E, int] = {}
+        passed: list[E] = []
+        while cost > 0:
+            if not self._queue:
+                spared, waiting = (), passed
+                passed = []
+                for entry in waiting:
+                    self._enqueue(entry)
+            _, number, entry = self._queue[0]
+            floor = max(entry.held, entry.needed)
+            if entry.queued != number or entry.end_page <= floor:
+                heapq.heappop(self._queue)
+                continue
+            if entry.owner is not None and entry.owner in spared:
+                heapq.heappop(self._queue)
+                passed.append(entry)
+                continue
+            before = entry.end_page
+            self.trim(entry, max(floor, before - -(-cost // entry.page_cost)))
+            cost -= (before - entry.end_page) * entry.page_cost
+            cut[entry] = cut.get(entry, 0) + before - entry.end_page
+        for entry in passed:
+            self._enqueue(entry)
+        return list(cut.items())
+
+    def _enqueue(self, entry: E) -> None:
+        if entry.end_page <= max(entry.held, entry.needed):
+            return
+        self._numbered += 1
+        entry.queued = self._numbered
+        heapq.heappush(self._queue, (entry.last_use_s, self._numbered, entry))
+        if len(self._queue) > 64 + 4 * len(self.entries):
+            self._queue = [item for item in self._queue if item[2].queued == item[1]]
+            heapq.heapify(self._queue)

@@ -1,0 +1,368 @@
+"""HKVR: the index of KV that the host holds for returns, over all models of one instance (SPEC §5.2).
+
+Blocks are whole pages of prefix nodes, keyed by (model, node). A block is pending while its device-to-host copy runs and
+is exposed only when every rank has committed it. Bytes count all ranks; slabs of every attention family share one budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from talaria.substrate.extents import ExtentSet
+from talaria.substrate.prefix import PrefixForest, Spans
+from talaria.substrate.radix import NO_USE_S, Entry, PageTree, Step, page_steps
+
+FAMILIES = ("mha", "mla", "recurrent")
+"""Paired K/V slabs; latent slabs; recurrent and auxiliary state, which can be resumed at checkpointed positions only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One asynchronous D2H copy. ``parts`` are the pages that it moves, as (node, first page, count)."""
+
+    id: int
+    model: str
+    family: str
+    bytes: int
+    parts: tuple[tuple[int, int, int], ...]
+    path: tuple[Step, ...]
+    """The whole path under the copy: held until it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A DMA pin or a radix reference on a path."""
+
+    id: int
+    path: tuple[Step, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Held(Entry):
+    committed: ExtentSet = field(default_factory=ExtentSet)
+    pending: ExtentSet = field(default_factory=ExtentSet)
+    agreed_page: int | None = None
+    """End page on which all ranks that report hashes agree; None where none has reported."""
+    reports: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """Rank → end page → cumulative hash."""
+    incomplete: set[int] = field(default_factory=set)
+    """Checkpoint positions (tokens) whose recurrent state some rank could not save."""
+
+
+def _make(key: Hashable, first_page: int, page_cost: int, parent: _Held | None) -> _Held:
+    return _Held(key, first_page, page_cost, parent, first_page, first_page, first_page)
+
+
+class HostRegistry:
+    """``capacity_bytes`` of host slabs for an instance of ``ranks`` TP ranks.
+
+    A recurrent model saves its state every ``checkpoint_tokens`` (a multiple of the page); its bytes per token include
+    that state's share. ``evictions`` counts reclaimed pages, ``capacity_misses`` checkpoints that found no room,
+    ``restore_skips`` declined restores by family. With ``forest``, nodes that the registry holds stay known there.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        ranks: int = 1,
+        page_tokens: int = 64,
+        *,
+        checkpoint_tokens: int = 0,
+        forest: PrefixForest | None = None,
+    ) -> None:
+        checkpoint_tokens = checkpoint_tokens or page_tokens
+        if capacity_bytes < 0 or ranks < 1 or page_tokens < 1 or checkpoint_tokens % page_tokens:
+            raise ValueError(
+                f"capacity_bytes={capacity_bytes}, ranks={ranks}, page_tokens={page_tokens}, "
+                f"checkpoint_tokens={checkpoint_tokens}: allowed 0 or more, 1 or more, 1 or more, a multiple of page_tokens"
+            )
+        self.capacity_bytes = capacity_bytes
+        self.ranks = ranks
+        self.page_tokens = page_tokens
+        self.checkpoint_tokens = checkpoint_tokens
+        self.evictions = 0
+        self.capacity_misses = 0
+        self.restore_skips = dict.fromkeys(FAMILIES, 0)
+        self.protected: set[Hashable] = set()
+        self._forest = forest
+        self._tree: PageTree[_Held] = PageTree(_make)
+        self._families: dict[str, str] = {}
+        self._open: dict[str, dict[int, Ticket]] = {}
+        self._waiting: dict[int, set[int]] = {}
+        """Ticket → ranks that have not committed it."""
+        self._torn: set[int] = set()
+        """Tickets with a rank whose recurrent state is incomplete."""
+        self._pins: dict[int, Hold] = {}
+        self._references: dict[int, Hold] = {}
+        self._numbered = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Slabs taken, pending copies included."""
+        return self._tree.cost
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot be reclaimed now: pinned, referenced or under a pending copy."""
+        return self._tree.held_cost
+
+    def protect(self, owner: Hashable) -> None:
+        """Spare what ``owner`` checkpointed last, as long as anything else can be evicted (a live lease)."""
+        self.protected.add(owner)
+
+    def unprotect(self, owner: Hashable) -> None:
+        self.protected.discard(owner)
+
+    # --- copies to the host ----------------------------------------------------------------------------------------
+
+    def checkpoint(
+        self, model: str, spans: Spans, bytes_per_token: int, now_s: float, *, family: str = "mha", owner: Hashable = None
+    ) -> Ticket | None:
+        """Begin the D2H copy of the full pages of a path that are neither committed nor pending.
+
+        None if there is nothing to copy, or no room even after eviction (then ``capacity_misses`` rises). Raises
+        ValueError for an unknown family, or one that differs from the model's earlier one.
+        """
+        if family not in FAMILIES or self._families.setdefault(model, family) != family:
+            raise ValueError(f"family={family!r} of {model}: allowed {', '.join(FAMILIES)}, one for each model")
+        page_bytes = bytes_per_token * self.page_tokens
+        steps = self._steps(model, spans)
+        parts = [(step, gap) for step in steps for gap in self._uncopied(step)]
+        if not parts:
+            self._tree.touch(steps, now_s)
+            self._own(steps, owner)
+            return None
+        if not self._hold(steps, page_bytes, now_s):
+            self.capacity_misses += 1
+            return None
+        self._own(steps, owner)
+        for (key, _, _), (first, count) in parts:
+            self._tree.entries[key].pending.add(first, count)
+        copied = sum(count * self._tree.entries[step[0]].page_cost for step, (_, count) in parts)
+        places = tuple((_node(step[0]), first, count) for step, (first, count) in parts)
+        ticket = Ticket(self._number(), model, family, copied, places, tuple(steps))
+        self._open.setdefault(model, {})[ticket.id] = ticket
+        self._waiting[ticket.id] = set(range(self.ranks))
+        return ticket
+
+    def commit(self, ticket: Ticket, rank: int, *, state_complete: bool = True) -> None:
+        """One rank has its copy; the last one exposes it. ``state_complete`` is False if its recurrent state is not.
+
+        Raises ValueError if this rank has no part in the ticket any more.
+        """
+        waiting = self._waiting.get(ticket.id)
+        if waiting is None or rank not in waiting:
+            raise ValueError(f"rank {rank} has nothing to commit in ticket {ticket.id}")
+        waiting.remove(rank)
+        if not state_complete:
+            self._torn.add(ticket.id)
+        if not waiting:
+            self._end(ticket, committed=True)
+
+    def commit_all(self, ticket: Ticket) -> None:
+        """All ranks that had not yet committed do so now."""
+        if ticket.id not in self._waiting:
+            raise ValueError(f"ticket {ticket.id} has ended")
+        self._end(ticket, committed=True)
+
+    def abort(self, ticket: Ticket) -> None:
+        """The copy will not complete: nothing of it is exposed, and its slabs are reclaimed where nothing is beyond."""
+        if ticket.id not in self._waiting:
+            raise ValueError(f"ticket {ticket.id} has ended")
+        self._end(ticket, committed=False)
+
+    def _end(self, ticket: Ticket, *, committed: bool) -> None:
+        for node, first, count in ticket.parts:
+            entry = self._tree.entries[(ticket.model, node)]
+            entry.pending.remove(first, count)
+            if committed:
+                entry.committed.add(first, count)
+                if ticket.id in self._torn:
+                    entry.incomplete.update(self._positions(first, first + count))
+        del self._waiting[ticket.id], self._open[ticket.model][ticket.id]
+        self._torn.discard(ticket.id)
+        for entry in reversed(self._tree.unhold(ticket.path, NO_USE_S)):
+            before = entry.end_page
+            self._drop_pages(entry, before - self._tree.trim(entry, self._copied_end(entry)))
+
+    def outstanding(self, model: str) -> tuple[Ticket, ...]:
+        """Copies to drain before this model's KV region may be released (SPEC §5.2, switch barrier)."""
+        return tuple(self._open.get(model, {}).values())
+
+    # --- what a return can use -------------------------------------------------------------------------------------
+
+    def rank_report(self, model: str, node: int, rank: int, tokens: int, digest: bytes) -> None:
+        """A rank has committed ``node``'s path up to the page boundary ``tokens``, with this cumulative hash.
+
+        A shorter length than before takes back what lies beyond. From a node's first report on, only the longest
+        boundary that every rank has reported alike is exposed (SPEC §5.2, prefix agreement). Raises ValueError for
+        an unknown node or rank, or a length that is no page boundary.
+        """
+        entry = self._tree.entries.get((model, node))
+        if entry is None or not 0 <= rank < self.ranks or tokens % self.page_tokens:
+            raise ValueError(f"report of rank {rank} on node {node} of {model} at {tokens} tokens")
+        page = tokens // self.page_tokens
+        mine = {end: known for end, known in entry.reports.get(rank, {}).items() if end < page}
+        mine[page] = digest
+        entry.reports[rank] = mine
+        others = [entry.reports.get(other, {}) for other in range(self.ranks)]
+        alike = (end for end, known in mine.items() if all(other.get(end) == known for other in others))
+        entry.agreed_page = max(alike, default=entry.first_page)
+
+    def match(self, model: str, spans: Spans, from_tokens: int = 0) -> int:
+        """End of the agreed, committed prefix that continues a device prefix of ``from_tokens``; page aligned.
+
+        ``from_tokens`` itself if nothing does. A recurrent model's match ends at a checkpointed position.
+        """
+        end = self._agreed(model, spans, from_tokens)
+        if end > from_tokens and self._families.get(model) == "recurrent":
+            end = self._resumable(model, spans, end)
+        return max(end, from_tokens)
+
+    def declines(self, model: str, spans: Spans, from_tokens: int = 0) -> bool:
+        """Whether a restore that begins now is declined for want of a complete state; counts it if so (SPEC §5.2)."""
+        family = self._families.get(model, "")
+        declined = self._agreed(model, spans, from_tokens) > from_tokens == self.match(model, spans, from_tokens)
+        if declined:
+            self.restore_skips[family] += 1
+        return declined
+
+    def _agreed(self, model: str, spans: Spans, from_tokens: int) -> int:
+        at = from_tokens // self.page_tokens
+        for key, _, end in self._steps(model, spans):
+            if end <= at:
+                continue
+            entry = self._tree.entries.get(key)
+            if entry is None:
+                break
+            reach = entry.committed.run_end(at)
+            if entry.agreed_page is not None:
+                reach = min(reach, entry.agreed_page)
+            at = max(at, min(reach, end))
+            if at < end:
+                break
+        return at * self.page_tokens
+
+    def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
+        steps = self._steps(model, spans)
+        position = end_tokens // self.checkpoint_tokens * self.checkpoint_tokens
+        while position > 0:
+            page = position // self.page_tokens
+            key = next(key for key, _, end in steps if page <= end)
+            entry = self._tree.entries.get(key)
+            if entry is None or position not in entry.incomplete:
+                break
+            position -= self.checkpoint_tokens
+        return position
+
+    def _positions(self, first_page: int, end_page: int) -> range:
+        """Checkpoint positions in tokens whose state belongs to the pages [first_page, end_page)."""
+        spacing = self.checkpoint_tokens
+        begin = first_page * self.page_tokens // spacing * spacing + spacing
+        return range(begin, end_page * self.page_tokens + 1, spacing)
+
+    # --- holds and room --------------------------------------------------------------------------------------------
+
+    def pin(self, model: str, spans: Spans, tokens: int) -> Hold:
+        """A DMA pin on the first ``tokens`` of a path, which must be held here. Raises ValueError otherwise."""
+        return self._keep(self._pins, model, spans, tokens)
+
+    def unpin(self, hold: Hold) -> None:
+        self._let_go(self._pins, hold)
+
+    def ref(self, model: str, spans: Spans, tokens: int) -> Hold:
+        """A radix reference, apart from DMA pins: either alone keeps a block (SPEC §5.2, lifetime separation)."""
+        return self._keep(self._references, model, spans, tokens)
+
+    def unref(self, hold: Hold) -> None:
+        self._let_go(self._references, hold)
+
+    def drop(self, model: str) -> None:
+        """Forget a model. Raises ValueError while one of its copies is pending or one of its paths is held."""
+        entries = [entry for key, entry in self._tree.entries.items() if isinstance(key, tuple) and key[0] == model]
+        if any(entry.holds for entry in entries):
+            raise ValueError(f"{model} has pending copies, pins or references: drain them first")
+        for entry in reversed(entries):  # children were made after their parents
+            pages = entry.end_page - entry.first_page
+            self._tree.trim(entry, entry.first_page)
+            self._drop_pages(entry, pages)
+        self._families.pop(model, None)
+        self._open.pop(model, None)
+
+    def _keep(self, holds: dict[int, Hold], model: str, spans: Spans, tokens: int) -> Hold:
+        cut = tuple((node, start, min(end, tokens)) for node, start, end in spans if start < tokens)
+        steps = self._steps(model, cut)
+        if self._tree.shortfall(steps, 1)[0]:
+            raise ValueError(f"{tokens} tokens of {model} are not all held here")
+        self._tree.hold(steps, 1, NO_USE_S)
+        hold = Hold(self._number(), tuple(steps))
+        holds[hold.id] = hold
+        return hold
+
+    def _let_go(self, holds: dict[int, Hold], hold: Hold) -> None:
+        if holds.pop(hold.id, None) is None:
+            raise ValueError(f"hold {hold.id} has ended or is of the other kind")
+        self._tree.unhold(hold.path, NO_USE_S)
+
+    def _hold(self, steps: list[Step], page_bytes: int, now_s: float) -> bool:
+        """Hold a path for a copy, making room for its new pages; False, with nothing changed, if there is none."""
+        tree = self._tree
+        missing, idle = tree.shortfall(steps, page_bytes)
+        lacking = tree.cost + missing - self.capacity_bytes
+        if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
+            return False
+        grown = tree.hold(steps, page_bytes, now_s)
+        if self._forest is not None:
+            for entry, pages in grown:
+                if pages == entry.end_page - entry.first_page:
+                    self._forest.retain(_node(entry.key))
+        if lacking > 0:
+            for entry, pages in tree.reclaim(lacking, self.protected):
+                self.evictions += pages
+                self._drop_pages(entry, pages)
+        return True
+
+    def _drop_pages(self, entry: _Held, pages: int) -> None:
+        """Forget what was known of an entry's pages that the tree has just cut."""
+        if pages <= 0:
+            return
+        end = entry.end_page
+        entry.committed.take_range(end, end + pages)
+        entry.incomplete = {position for position in entry.incomplete if position <= end * self.page_tokens}
+        entry.reports = {
+            rank: {page: digest for page, digest in known.items() if page <= end} for rank, known in entry.reports.items()
+        }
+        if entry.agreed_page is not None:
+            entry.agreed_page = min(entry.agreed_page, end)
+        if end == entry.first_page and self._forest is not None:
+            self._forest.release(_node(entry.key))
+
+    def _own(self, steps: list[Step], owner: Hashable) -> None:
+        for key, _, _ in steps:
+            entry = self._tree.entries.get(key)
+            if entry is not None:
+                entry.owner = owner
+
+    def _uncopied(self, step: Step) -> list[tuple[int, int]]:
+        key, first, end = step
+        entry = self._tree.entries.get(key)
+        if entry is None:
+            return [(first, end - first)]
+        return [gap for start, count in entry.committed.gaps(first, end) for gap in entry.pending.gaps(start, start + count)]
+
+    def _copied_end(self, entry: _Held) -> int:
+        """End of what an entry holds or will hold; beyond it are only the slabs of aborted copies."""
+        return max(entry.first_page, *(start + count for pages in (entry.committed, entry.pending) for start, count in pages), 0)
+
+    def _steps(self, model: str, spans: Spans) -> list[Step]:
+        return [((model, node), first, end) for node, first, end in page_steps(spans, self.page_tokens, partial=False)]
+
+    def _number(self) -> int:
+        self._numbered += 1
+        return self._numbered
+
+
+def _node(key: Hashable) -> int:
+    assert isinstance(key, tuple) and isinstance(key[1], int)
+    return key[1]

@@ -1,0 +1,195 @@
+"""Weights of the next model, staged in the clean high-address tail of the active model's KV region (SPEC §5.3).
+
+A page is a row in every layer's KV block, so chunks are numbered row by row from the highest address down: chunk i lies
+in layer ``i % layers`` of chunk row ``i // layers``. States are extents of chunk numbers; a 60 GB model costs microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from talaria.substrate.extents import Extent, ExtentSet
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """How one rank gets the target's weights at a switch: clean chunks device to device, the rest from the host."""
+
+    model: str
+    d2d_bytes: int
+    h2d_bytes: int
+    clean: tuple[Extent, ...]
+    """Chunks to gather, by number."""
+    path: str
+    """``d2d``, ``partial`` or ``h2d``."""
+
+
+class StagingMap:
+    """Staged chunks of one target over one KV region of ``total_pages``, on one rank (ranks are symmetric).
+
+    ``page_bytes`` is one page in one layer. The region lasts as long as its model is active: make a new map with it.
+    """
+
+    def __init__(self, layers: int, chunk_bytes: int, total_pages: int, page_bytes: int) -> None:
+        if layers < 1 or chunk_bytes < 1 or total_pages < 0 or page_bytes < 1:
+            raise ValueError(
+                f"layers={layers}, chunk_bytes={chunk_bytes}, total_pages={total_pages}, page_bytes={page_bytes}: "
+                "allowed 1 or more, 1 or more, 0 or more, 1 or more"
+            )
+        self.layers = layers
+        self.chunk_bytes = chunk_bytes
+        self.page_bytes = page_bytes
+        self.target: str | None = None
+        self.tail_first_page = total_pages
+        """Every page from here on is free, as far as the map has been told."""
+        self._layer_bytes = total_pages * page_bytes
+        self._clear(None, 0)
+
+    def _clear(self, target: str | None, weight_bytes: int) -> None:
+        self.target = target
+        self.weight_bytes = weight_bytes
+        self._chunks = -(-weight_bytes // self.chunk_bytes)
+        self._clean = ExtentSet()
+        self._dirty = ExtentSet()
+        self._in_flight: int | None = None
+        self._in_flight_bytes = 0
+
+    # --- copying -----------------------------------------------------------------------------------------------------
+
+    def begin(self, model: str, weight_bytes: int, tail_first_page: int) -> None:
+        """Make ``model`` the target, with nothing staged; ``tail_first_page`` is the pool's high water."""
+        if weight_bytes < 1:
+            raise ValueError(f"weight_bytes={weight_bytes} of {model}: allowed 1 or more")
+        self._clear(model, weight_bytes)
+        self.tail_first_page = tail_first_page
+
+    def cancel(self) -> None:
+        """Give up the target: what was staged is void."""
+        self._clear(None, 0)
+
+    def cancel_in_flight(self) -> None:
+        """Give up the chunk being written, so that its pages can be allocated; it is missing again."""
+        self._in_flight = None
+        self._in_flight_bytes = 0
+
+    def advance(self, nbytes: int, tail_first_page: int | None = None) -> int:
+        """Copy up to ``nbytes`` into the highest chunks that are not clean and lie in the free tail; bytes copied.
+
+        A chunk that is not complete stays in flight and is continued first next time. ``tail_first_page`` is the
+        pool's high water where it may have fallen; allocations raise it through ``dirty``.
+        """
+        if nbytes < 0:
+            raise ValueError(f"nbytes={nbytes}: allowed 0 or more")
+        if tail_first_page is not None:
+            self.tail_first_page = tail_first_page
+        left = nbytes
+        if self._in_flight is not None:
+            left = self._fill(self._in_flight, left)
+        limit = min(self._chunks, self._tail_rows() * self.layers)
+        while left > 0:
+            gap = next(self._clean.gaps(0, limit), None)
+            if gap is None:
+                break
+            first, count = gap
+            whole = min(count, left // self.chunk_bytes)
+            if whole and first + whole == self._chunks:
+                whole -= 1  # the last chunk can be short
+            if whole:
+                self._mark_clean(first, whole)
+                left -= whole * self.chunk_bytes
+            else:
+                left = self._fill(first, left)
+        return nbytes - left
+
+    def _fill(self, chunk: int, nbytes: int) -> int:
+        """Go on with one chunk; returns the bytes left over."""
+        missing = self._size(chunk) - self._in_flight_bytes
+        if nbytes < missing:
+            self._in_flight = chunk
+            self._in_flight_bytes += nbytes
+            return 0
+        self.cancel_in_flight()
+        self._mark_clean(chunk, 1)
+        return nbytes - missing
+
+    def _mark_clean(self, first: int, count: int) -> None:
+        self._dirty.take_range(first, first + count)
+        self._clean.add(first, count)
+
+    def _size(self, chunk: int) -> int:
+        return min(self.chunk_bytes, self.weight_bytes - chunk * self.chunk_bytes)
+
+    @property
+    def in_flight_pages(self) -> Extent | None:
+        """Pages whose rows the chunk in flight occupies: the allocator must skip them."""
+        if self._in_flight is None:
+            return None
+        high = self._layer_bytes - self._in_flight // self.layers * self.chunk_bytes
+        first = (high - self.chunk_bytes) // self.page_bytes
+        return first, -(-high // self.page_bytes) - first
+
+    # --- allocations -------------------------------------------------------------------------------------------------
+
+    def dirty(self, extents: Iterable[Extent]) -> None:
+        """Pages were allocated: every clean chunk whose rows they overlap is dirty now.
+
+        Raises ValueError if one belongs to the chunk in flight, which an allocator must skip.
+        """
+        writing = self.in_flight_pages
+        for first, count in extents:
+            if writing and first < sum(writing) and writing[0] < first + count:
+                raise ValueError(f"pages [{first}, {first + count}) overlap the chunk in flight")
+            self.tail_first_page = max(self.tail_first_page, first + count)
+            low_row = (self._layer_bytes - (first + count) * self.page_bytes) // self.chunk_bytes
+            high_row = (self._layer_bytes - first * self.page_bytes - 1) // self.chunk_bytes
+            for start, chunks in self._clean.take_range(low_row * self.layers, (high_row + 1) * self.layers):
+                self._dirty.add(start, chunks)
+
+    def _tail_rows(self) -> int:
+        return max(0, self._layer_bytes - self.tail_first_page * self.page_bytes) // self.chunk_bytes
+
+    # --- what the router and the switch see ----------------------------------------------------------------------------
+
+    @property
+    def clean_bytes(self) -> int:
+        return self._bytes(self._clean)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Staged once, overwritten by KV since, not staged again."""
+        return self._bytes(self._dirty)
+
+    @property
+    def slack_bytes(self) -> int:
+        """Bytes of the free tail that hold no clean chunk: still usable to stage weights (the router's slack)."""
+        rows = self._tail_rows() * self.layers
+        return rows * self.chunk_bytes - self._clean_slots(rows) * self.chunk_bytes
+
+    def _clean_slots(self, limit: int) -> int:
+        return self._clean.total if self._clean.run_end(limit) == limit else sum(n for _, n in self._clean.within(0, limit))
+
+    def coverage(self) -> float:
+        """Share of the target's bytes that is staged clean; 0 without a target."""
+        return self.clean_bytes / self.weight_bytes if self.weight_bytes else 0.0
+
+    def dirty_share(self) -> float:
+        """Share of the target's bytes that was staged and is dirty; 0 without a target."""
+        return self.dirty_bytes / self.weight_bytes if self.weight_bytes else 0.0
+
+    def gather_plan(self) -> GatherPlan:
+        """What a switch to the target moves now; its H2D bytes are the uncovered and the dirty ones, exactly.
+
+        Raises ValueError without a target.
+        """
+        if self.target is None:
+            raise ValueError("nothing is being staged")
+        d2d_bytes = self.clean_bytes
+        h2d_bytes = self.weight_bytes - d2d_bytes
+        path = "d2d" if h2d_bytes == 0 else "partial" if d2d_bytes else "h2d"
+        return GatherPlan(self.target, d2d_bytes, h2d_bytes, tuple(self._clean), path)
+
+    def _bytes(self, chunks: ExtentSet) -> int:
+        short = self._chunks * self.chunk_bytes - self.weight_bytes
+        has_last = short and chunks.run_end(self._chunks - 1) == self._chunks
+        return chunks.total * self.chunk_bytes - (short if has_last else 0)
