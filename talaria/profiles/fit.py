@@ -47,6 +47,13 @@ class CurveFit:
             unreliable=unreliable,
         )
 
+    def report(self) -> dict[str, Any]:
+        """Coefficients, and every point with its measured time in seconds and its relative error, as plain JSON values."""
+        columns = {axis: values.tolist() for axis, values in self.coordinates.items()}
+        columns |= {"measured_s": self.measured_s.tolist(), "error": np.round(self.errors, 6).tolist()}
+        points = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return {"coefficients": self.coefficients, "points": points}
+
 
 def fit_prefill(points: Sequence[PrefillPoint]) -> CurveFit:
     """base + slope · new + slope2 · new · (cached + new/2). Raises InputError if the points do not determine it."""
