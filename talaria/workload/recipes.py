@@ -90,7 +90,8 @@ PRESETS: dict[str, Recipe] = {
             "output_sigma": 0.95,
             "append_median_tokens": 300.0,
             "append_session_sigma": 0.38,
-            "break_probability": 0.0,  # the context limit still holds; draws do not come near it
+            "break_probability": 0.0,
+            "context_limit_tokens": 1_000_000,
         }
     ),
     # Small enough to run in a blink, with every mechanism at work.
