@@ -42,6 +42,8 @@ class ModelColumns:
         """Negative where the instance does not serve the model."""
         self.open_price_s: Vector = np.full(instances, -inf)
         """Right side of Eq. 2; -inf where no replica need be opened."""
+        self.closed: set[int] = set()
+        """Instances where one would have to be opened; mostly empty, and then Eq. 2 need not be asked."""
         self.not_held: Vector = np.full(instances, inf)
         """0 where a healthy instance holds the model, inf elsewhere."""
 
@@ -49,6 +51,7 @@ class ModelColumns:
         """The instance no longer serves the model."""
         self.kv_room_tokens[instance] = -1.0
         self.not_held[instance] = inf
+        self.closed.discard(instance)
 
 
 class Fleet:
@@ -120,8 +123,12 @@ class Fleet:
             if snapshot is None:
                 continue
             model = snapshot.models.get(name)
-            if model is not None:
-                self._write(i, name, snapshot, model)
+            if model is None:
+                continue
+            if model.residency is Residency.ACTIVE or model.queued or model.in_flight:
+                self._write_load(i, name, snapshot, model, self._columns[name])
+            else:
+                self._write(i, name, snapshot, model)  # the overlay decides whether the next round visits it at all
             self._write_room(i, snapshot)
         self._overlay.changed.clear()
 
@@ -183,10 +190,18 @@ class Fleet:
         table[7, 1, i] = timing.decode_s_per_context_token
         held = in_round or model.residency is not Residency.ABSENT
         columns.slot_at_s[i] = snapshot.time_s + model.next_slot_s
+        columns.not_held[i] = 0.0 if held and self.healthy[i] else inf
+        if held:
+            columns.open_price_s[i] = -inf
+            columns.closed.discard(i)
+        else:
+            columns.open_price_s[i] = self.open_price(name, snapshot, model)
+            columns.closed.add(i)
+        self._write_load(i, name, snapshot, model, columns)
+
+    def _write_load(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot, columns: ModelColumns) -> None:
         columns.queued_s[i] = self.queued_s(i, name, model)
         columns.kv_room_tokens[i] = self.kv_room(i, name, snapshot, model)
-        columns.open_price_s[i] = -inf if held else self.open_price(name, snapshot, model)
-        columns.not_held[i] = 0.0 if held and self.healthy[i] else inf
 
     def _write_room(self, i: int, snapshot: InstanceSnapshot) -> None:
         calls, work_s = self._overlay.total(self.ids[i])

@@ -73,11 +73,12 @@ class ResidencyRouter(Router):
         assert columns is not None
         passes: NDArray[np.bool_] = costs.round_s <= self._fleet.round_room_s
         passes &= columns.kv_room_tokens >= arrival.demand.kv_tokens
-        passes &= self._gain_s(arrival, costs.wait_s, columns.not_held) > columns.open_price_s
+        if columns.closed:
+            passes &= self._gain_s(arrival, costs.wait_s, columns.not_held) > columns.open_price_s
         return passes
 
     def _gain_s(self, arrival: Arrival, wait_s: Vector, not_held: Vector) -> Vector:
-        best_held_wait_s = (wait_s + not_held).min()
+        best_held_wait_s = float(np.minimum.reduce(wait_s + not_held))
         return gain_s(self._demand_calls(arrival), best_held_wait_s, wait_s)
 
     def _demand_calls(self, arrival: Arrival) -> int:
