@@ -48,9 +48,14 @@ class Workload(Protocol):
     """A lazy supply of sessions in start order. ``block_tokens`` is 0 where calls carry no block hashes;
     ``block_scope`` is ``global`` (equal hashes are equal content everywhere) or ``session``."""
 
-    name: str
-    block_tokens: int
-    block_scope: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    @property
+    def block_scope(self) -> str: ...
 
     def models(self) -> tuple[str, ...]:
         """Model names in order of falling number of calls, ties by name."""
