@@ -6,8 +6,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 SHOW_AFTER_S = 2.0
+PIPE_COLUMNS = 100
 
 
 def note(text: str) -> None:
@@ -15,9 +17,17 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def show(table: Any) -> None:
+    """A rich renderable on stdout: as wide as the terminal, ``PIPE_COLUMNS`` wide in a file or pipe."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+
+
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields a function to call once per finished item. On a terminal, a bar with the time left appears after two seconds."""
+def progress(label: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """Yields a function to call once per finished item. On a terminal, a bar with the time left (if ``total`` is known) appears after
+    two seconds."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -31,7 +41,7 @@ def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
 class _LateBar:
     """Rich is neither imported nor drawn in a run that is over before the bar would help."""
 
-    def __init__(self, label: str, total: int) -> None:
+    def __init__(self, label: str, total: int | None) -> None:
         self._label, self._total = label, total
         self._done, self._closed = 0, False
         self._lock = threading.Lock()

@@ -5,11 +5,12 @@ Everything that can be wrong with such a file ends as an ``InputError`` that nam
 
 from __future__ import annotations
 
+import csv
 import difflib
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS)]
 Milliseconds = Annotated[float, Field(ge=0.0, le=1000.0 * MAX_SECONDS)]
 IsoTime = Annotated[float, BeforeValidator(lambda value: iso_seconds(value)), Field(ge=0.0, le=MAX_SECONDS)]
 """Seconds since 1970 of an ISO 8601 text; UTC where it names no zone."""
+Chars = Annotated[int, Field(ge=0, le=4 * MAX_TOKENS)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -42,6 +44,12 @@ def iso_seconds(value: Any) -> float:
     except ValueError:
         raise ValueError("an ISO 8601 time") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+class CsvRecord(BaseModel):
+    """A row of a CSV file: as ``Record``, but numbers are written as text."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, frozen=True)
 
 
 class Record(BaseModel):
@@ -93,14 +101,15 @@ def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
             yield file
 
 
-def parse_json(text: str, where: str) -> Any:
-    """The value of one JSON text; ``where`` is file and line. NaN and infinities are refused."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error.msg} at column {error.colno}", where=where, allowed="one JSON value") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=where, allowed="one JSON value") from None
+def _decoded(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _not_json(error: Exception, path: Path, line: int) -> InputError:
+    if isinstance(error, json.JSONDecodeError):
+        line += error.lineno - 1
+        return InputError(f"not JSON: {error.msg} at column {error.colno}", where=f"{path}:{line}", allowed="JSON")
+    return InputError(f"not JSON: {error}", where=f"{path}:{line}", allowed="JSON")
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -115,28 +124,53 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     lines = text_lines(path)
     number, first = next(lines)
     try:
-        json.loads(first)
+        value = _decoded(first)
     except json.JSONDecodeError as error:
         if error.pos < len(first.rstrip()):
-            raise InputError(f"not JSON: {error.msg} at column {error.colno}", where=f"{path}:{number}", allowed="JSON") from None
+            raise _not_json(error, path, number) from None
         yield from _items(path, number, _document(path, number, [first, *(text for _, text in lines)]))
         return
-    except (ValueError, RecursionError):
-        pass  # parse_json words it
-    yield from _items(path, number, parse_json(first, f"{path}:{number}"))
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error, path, number) from None
+    yield from _items(path, number, value)
     for number, text in lines:
-        yield f"{path}:{number}", parse_json(text, f"{path}:{number}")
+        try:
+            value = _decoded(text)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(error, path, number) from None
+        yield f"{path}:{number}", value
+
+
+def csv_records(path: Path, required: Iterable[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Place and fields of every row of a CSV file with a header; blank fields are None.
+
+    Raises InputError if a column of ``required`` is missing, or a row is not as long as the header.
+    """
+    lines = text_lines(path)
+    number, first = next(lines)
+    names = _csv_fields(first, f"{path}:{number}")
+    if missing := [name for name in required if name not in names]:
+        raise InputError(f"no column {missing[0]!r}", where=f"{path}:{number}", allowed=", ".join(required))
+    for number, text in lines:
+        where = f"{path}:{number}"
+        fields = _csv_fields(text, where)
+        if len(fields) != len(names):
+            raise InputError(f"{len(fields)} fields", where=where, allowed=f"{len(names)}, as in the header")
+        yield where, {name: field.strip() or None for name, field in zip(names, fields, strict=True)}
+
+
+def _csv_fields(text: str, where: str) -> list[str]:
+    try:
+        return next(csv.reader([text]))
+    except csv.Error as error:
+        raise InputError(f"not CSV: {error}", where=where) from None
 
 
 def _document(path: Path, first_line: int, lines: list[str]) -> Any:
-    text = "\n".join(lines)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        where = f"{path}:{first_line + error.lineno - 1}"
-        raise InputError(f"not JSON: {error.msg} at column {error.colno}", where=where, allowed="JSON") from None
+        return _decoded("\n".join(lines))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=f"{path}:{first_line}", allowed="JSON") from None
+        raise _not_json(error, path, first_line) from None
 
 
 def _items(path: Path, line: int, value: Any) -> Iterator[tuple[str, Any]]:

@@ -63,6 +63,7 @@ class _SessionLine(_Strict):
     session: Name
     tenant: Name = "default"
     start_s: Seconds | None = None
+    shared_tokens: Tokens = 0
     calls: tuple[_CallLine, ...] = Field(min_length=1)
 
 
@@ -160,6 +161,9 @@ class _TraceCheck:
             raise InputError(f"turn = {call.turn} on line {call.line!r}", where=where, allowed=f"{turn}: turns count from 0 on each line")
         if call.model != model:
             raise InputError(f"model = {call.model!r} on line {call.line!r}", where=where, allowed=f"{model!r}: a line stays on one model")
+        if turn == 0 and session.shared_tokens > call.prompt_tokens:
+            allowed = f"at most the line's first prompt, {call.prompt_tokens}"
+            raise InputError(f"shared_tokens = {session.shared_tokens}", where=where, allowed=allowed)
         links = [("waits_for", other) for other in call.waits_for]
         links += [(name, other) for name, other in (("spawned_by", call.spawned_by), ("reuse_of", call.reuse_of)) if other is not None]
         for name, other in links:
@@ -239,6 +243,8 @@ def _session_fields(session: Session) -> dict[str, Any]:
         fields["tenant"] = session.tenant
     if session.start_s is not None:
         fields["start_s"] = session.start_s
+    if session.shared_tokens:
+        fields["shared_tokens"] = session.shared_tokens
     fields["calls"] = [_call_fields(call) for call in session.calls]
     return fields
 
@@ -258,7 +264,7 @@ def _session(line: _SessionLine) -> Session:
         )
         for call in line.calls
     )  # fmt: skip
-    return Session(line.session, calls, line.tenant, line.start_s)
+    return Session(line.session, calls, line.tenant, line.start_s, line.shared_tokens)
 
 
 def _by_calls(counts: dict[str, int]) -> dict[str, int]:

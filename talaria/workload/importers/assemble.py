@@ -16,6 +16,11 @@ MAIN = "main"
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb, for traces that only count characters (SPEC §7)."""
 
+UNNAMED_MODEL = "model"
+"""The one model of traces that name none."""
+TYPICAL_OUTPUT_TOKENS = 145
+"""The median response of agent sessions (SPEC §7), where a trace does not record responses."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
@@ -25,7 +30,9 @@ class RecordedCall:
     ``end_s`` are on one clock per session, ``None`` where the log has no times; then ``gap_s`` is the client's delay
     before the call. ``joined_s`` (on any call of a subagent) is when its parent got the result, if the log says so.
     ``cached_tokens`` is a cache hit that the server reported: at least so much of the prompt was a known prefix.
-    ``reuse_tokens`` is the reuse of the agent's previous call where the log states it.
+    ``reuse_tokens`` is the reuse of the agent's previous call where the log states it. ``after`` names the calls (by
+    ``key``) that this one waits for, where the log says so; ``None`` leaves it to the times. ``continues`` names the call whose
+    prompt and response this one goes on from, where that is not its agent's previous call.
     """
 
     model: str
@@ -40,6 +47,9 @@ class RecordedCall:
     cached_tokens: int | None = None
     reuse_tokens: int | None = None
     blocks: tuple[int, ...] = ()
+    key: str = ""
+    after: tuple[str, ...] | None = None
+    continues: str | None = None
 
 
 def tokens_of_chars(chars: int) -> int:
@@ -71,10 +81,12 @@ def assemble(
     """
     calls = sorted(recorded, key=lambda call: call.start_s or 0.0)
     builder = _Builder(calls, block_tokens, clock_resolution_s, report)
-    built = tuple(builder.build(index) for index in range(len(calls)))
-    report.sessions += 1
-    report.calls += len(built)
-    return Session(session, built, tenant, start_s)
+    return Session(session, tuple(builder.build(index) for index in range(len(calls))), tenant, start_s)
+
+
+def in_start_order(sessions: Iterable[Session]) -> list[Session]:
+    """Sessions by start, those of the same start in the order given."""
+    return sorted(sessions, key=lambda session: session.start_s or 0.0)
 
 
 def assemble_all(sessions: Mapping[str, Sequence[RecordedCall]], report: ImportReport, *, block_tokens: int = 0) -> list[Session]:
@@ -91,6 +103,7 @@ class _Builder:
     def __init__(self, calls: list[RecordedCall], block_tokens: int, resolution_s: float, report: ImportReport) -> None:
         self.calls, self.block_tokens, self.resolution_s, self.report = calls, block_tokens, resolution_s, report
         self.agent_calls: dict[str, list[int]] = {}
+        self.by_key: dict[str, int] = {}
         self.last_of_line: dict[tuple[str, str], int] = {}
         self.turns: dict[str, int] = {}
         self.home_model: dict[str, str] = {}
@@ -101,12 +114,13 @@ class _Builder:
     def build(self, index: int) -> TraceCall:
         call = self.calls[index]
         before = self.agent_calls.setdefault(call.agent, [])
-        spawned_by = None
-        if before:
+        if call.after is not None:
+            waits = tuple(self.by_key[key] for key in call.after)
+        elif before:
             waits = (*self._joins(index, before[-1]), before[-1])
         else:
-            spawned_by = self._spawner(call)
-            waits = () if spawned_by is None else (spawned_by,)
+            waits = self._spawner(call)
+        spawned_by = waits[0] if waits and not before and call.parent is not None else None
         home = self.home_model.setdefault(call.agent, call.model)
         line = call.agent if call.model == home else f"{call.agent}/{call.model}"
         turn = self.turns.get(line, 0)
@@ -115,6 +129,7 @@ class _Builder:
         self.calls[index] = call = replace(call, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         reuse_of, reuse_tokens = self._reuse(call)
         before.append(index)
+        self.by_key[call.key] = index
         self.last_of_line[call.agent, call.model] = index
         return TraceCall(
             line=line, model=call.model, turn=turn, prompt_tokens=prompt_tokens, output_tokens=output_tokens,
@@ -146,14 +161,14 @@ class _Builder:
                     ended.append(last)
         return tuple(ended)
 
-    def _spawner(self, call: RecordedCall) -> int | None:
+    def _spawner(self, call: RecordedCall) -> tuple[int, ...]:
         """The parent's latest call that had ended when ``call`` began, else its first."""
         candidates = self.agent_calls.get(call.parent or "", [])
         if not candidates:
-            return None
+            return ()
         limit_s = (call.start_s or 0.0) + self.resolution_s
         over = [index for index in candidates if (self.calls[index].end_s or 0.0) <= limit_s]
-        return over[-1] if over else candidates[0]
+        return (over[-1] if over else candidates[0],)
 
     def _gap_s(self, call: RecordedCall, waits: Sequence[int]) -> float:
         if call.start_s is None:
@@ -169,6 +184,8 @@ class _Builder:
     def _reuse(self, call: RecordedCall) -> tuple[int | None, int]:
         """The earlier call whose prompt and response this prompt continues longest, and for how many tokens."""
         previous = self.last_of_line.get((call.agent, call.model))
+        if call.continues is not None and self.calls[self.by_key[call.continues]].model == call.model:
+            previous = self.by_key[call.continues]
         best: tuple[int | None, int] = (None, 0)
         if self.block_tokens and call.blocks:
             own_first = sorted(self.last_of_line.items(), key=lambda item: item[1] != previous)

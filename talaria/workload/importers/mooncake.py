@@ -14,12 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from talaria.workload.importers.assemble import MAIN, RecordedCall, assemble_all
+from talaria.workload.importers.assemble import MAIN, UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
 from talaria.workload.reading import Milliseconds, Record, Tokens, json_records, parse
 
 BLOCK_TOKENS = 512
-MODEL = "model"
 
 
 class _Row(Record):
@@ -60,7 +59,7 @@ def _chains(rows: Iterable[_Row]) -> dict[str, list[RecordedCall]]:
                 parent, agent = agent, f"branch-{branches}"
             continued.add(tip)
         at_s = row.timestamp / 1000.0
-        call = RecordedCall(MODEL, row.input_length, row.output_length, agent, parent, start_s=at_s, end_s=at_s, blocks=blocks)
+        call = RecordedCall(UNNAMED_MODEL, row.input_length, row.output_length, agent, parent, start_s=at_s, end_s=at_s, blocks=blocks)
         sessions.setdefault(session, []).append(call)
         if len(blocks) > 1:
             tips[blocks[-1]] = session, agent
