@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,16 @@ def show(table: Any) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+
+
+def show_document(document: Mapping[str, Any], table: Callable[[Any], Any], *, as_json: bool) -> None:
+    """The document on stdout: as it is, or as the table that ``table`` makes of it."""
+    from talaria.report.document import to_json
+
+    if as_json:
+        print(to_json(document), end="")
+    else:
+        show(table(document))
 
 
 @contextmanager

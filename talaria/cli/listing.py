@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from talaria.cli.console import show
 from talaria.cli.options import JsonOption
 from talaria.policy.knobs import KNOBS, Knob
 
@@ -77,7 +78,6 @@ def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -85,7 +85,7 @@ def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
         table.add_column(name, overflow="fold", no_wrap=name in ("scenario", "config", "knob"))
     for row in rows:
         table.add_row(*(_word(value) for value in row.values()))
-    Console().print(table)
+    show(table)
 
 
 if __name__ == "__main__":

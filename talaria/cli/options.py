@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from talaria.errors import InputError, unknown_name
 from talaria.policy.knobs import BY_NAME, KnobError, parse_value
 
-ScenarioOption = Annotated[str | None, typer.Option("--scenario", metavar="NAME|FILE", help="What is simulated: see `scenarios`.")]
-TraceOption = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the scenario's workload.")]
-MapOption = Annotated[list[str] | None, typer.Option("--map", metavar="SRC=DST", help="Run the trace's model SRC as the scenario's DST.")]
-ArrivalsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--arrivals", metavar="KIND", help="How its sessions start: trace, closed_pool:N, staggered:S, poisson:RATE, all_at_once."
-    ),
-]
-ConfigOption = Annotated[str | None, typer.Option("--config", metavar="NAME", help="Router and switches: see `configs`.")]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="A policy file: knobs, and optionally a config.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="Set a knob: see `knobs`.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="One seed.")]
-SeedsOption = Annotated[str | None, typer.Option("--seeds", metavar="N|A:B", help="Seeds 0..N-1, or A..B-1.")]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write results to this directory.")]
-DecisionsOption = Annotated[bool, typer.Option("--decisions", help="Also write decisions.jsonl (needs --out).")]
-TimelineOption = Annotated[bool, typer.Option("--timeline", help="Also write timeline.json for Perfetto (needs --out).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that run, compare and sweep share, as they came. Added to a command by ``shared_options``."""
+
+    scenario: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="What is simulated: see `scenarios`.")] = None
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Replay this trace instead of the scenario's workload.")] = None
+    map: Annotated[list[str] | None, typer.Option(metavar="SRC=DST", help="Run the trace's model SRC as the scenario's DST.")] = None
+    arrivals: Annotated[
+        str | None, typer.Option(metavar="KIND", help="How the trace's sessions start: trace, closed_pool:5, poisson:0.2, all_at_once ...")
+    ] = None
+    config: Annotated[str | None, typer.Option(metavar="NAME", help="Router and switches: see `configs`.")] = None
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="A policy file: knobs, and optionally a config.")] = None
+    set: Annotated[list[str] | None, typer.Option(metavar="KNOB=VALUE", help="Set a knob: see `knobs`.")] = None
+    seed: Annotated[int | None, typer.Option(metavar="N", help="One seed.")] = None
+    seeds: Annotated[str | None, typer.Option(metavar="N|A:B", help="Seeds 0..N-1, or A..B-1.")] = None
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the results to this directory.")] = None
+    decisions: Annotated[bool, typer.Option("--decisions", help="Also write decisions.jsonl of the first seed (with --out).")] = False
+    timeline: Annotated[bool, typer.Option("--timeline", help="Also write timeline.json, of the first seed, for Perfetto.")] = False
+    json: JsonOption = False
+
+
+def shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives ``command(options, ...)`` one command-line option per field of ``Options`` in place of its first parameter."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    hints = get_type_hints(Options, include_extras=True)
+    shared = [
+        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[item.name])
+        for item in fields(Options)
+    ]
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        options = Options(**{item.name: given.pop(item.name) for item in shared})
+        command(options, **given)
+
+    parameters = [*(item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own), *shared]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {item.name: item.annotation for item in parameters}
+    return with_options
+
 
 MAX_SEEDS = 1_000_000
 SEED_DIGITS = 18

@@ -1,0 +1,50 @@
+"""``compare``: several configurations under the same work and the same random numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from talaria.cli.options import Options, parse_names, parse_seeds, shared_options
+from talaria.errors import InputError
+
+app = typer.Typer(add_completion=False)
+
+ConfigsOption = Annotated[str | None, typer.Option(metavar="A,B,...", help="Configurations, the first being the base; see `configs`.")]
+
+
+@app.command()
+@shared_options
+def compare(options: Options, configs: ConfigsOption = None) -> None:
+    """Compare configurations: paired differences with 95 % confidence intervals.
+
+    Without options: talaria and its four ablations on quickstart, seeds 0 to 9.
+    """
+    seeds = parse_seeds(options.seed, options.seeds, default=10)
+    if options.config is not None:
+        raise InputError("names one configuration", where="--config", fix="use --configs A,B,...")
+
+    from talaria.cli.collect import collect, peak_rss_mib
+    from talaria.cli.console import show_document
+    from talaria.cli.request import announce, request
+    from talaria.report import tables
+    from talaria.sim import compare as comparison
+    from talaria.sim.batch import Batch
+    from talaria.sim.config import CONFIGS
+
+    names = comparison.MECHANISMS if configs is None else parse_names(configs, list(CONFIGS), kind="config", where="--configs")
+    if len(names) < 2:
+        raise InputError(f"{configs!r} leaves nothing to compare", where="--configs", allowed="two or more configurations")
+    asked = request(options, default_scenario="quickstart")
+    cases = comparison.cases(names, lambda config: asked.plan(config=config), options.out)
+    announce(cases[0].plan)
+    with Batch(cases, seeds, by_seed=True, decisions=options.decisions, timeline=options.timeline) as batch:
+        code = collect(batch)
+        runs = batch.finish(peak_rss_mib())
+        if runs:
+            document = comparison.document(batch, runs)
+            if options.out:
+                comparison.write(options.out, document, batch)
+            show_document(document, tables.compare_table, as_json=options.json)
+    raise typer.Exit(code)

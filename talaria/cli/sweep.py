@@ -1,0 +1,80 @@
+"""``sweep``: what a knob trades, as a table and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from talaria.cli.options import Options, parse_knob, parse_names, parse_seeds, shared_options
+from talaria.errors import InputError
+from talaria.policy.knobs import BY_NAME
+
+if TYPE_CHECKING:
+    from talaria.sim.sweep import Axis
+
+app = typer.Typer(add_completion=False)
+
+PLOTS = Path("talaria-out")
+"""Where a sweep's plot goes without --out."""
+
+KnobArgument = Annotated[str, typer.Argument(metavar="KNOB[,KNOB]", help="One knob, or two for a grid; see `knobs`.")]
+ValuesOption = Annotated[list[str] | None, typer.Option(metavar="V1,V2,...", help="Values to try; for two knobs give it twice, in order.")]
+
+
+@app.command()
+@shared_options
+def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> None:
+    """Sweep a knob, or a grid of two, and show what it trades.
+
+    Each knob has a scenario and values of its own that show something; seeds 0 to 9. The plot goes to ./talaria-out.
+    """
+    seeds = parse_seeds(options.seed, options.seeds, default=10)
+
+    from talaria.cli.collect import collect, peak_rss_mib
+    from talaria.cli.console import note, show_document
+    from talaria.cli.request import announce, request
+    from talaria.report import tables
+    from talaria.sim import sweep as sweeping
+    from talaria.sim.batch import Batch
+
+    axes = parse_axes(knob, values)
+    asked = request(options, default_scenario=sweeping.default_scenario(axes))
+    for axis in axes:
+        if axis.knob in asked.knobs:
+            raise InputError(f"{axis.knob} is swept and also set to {asked.knobs[axis.knob]}", where="--set", fix="leave one of them out")
+    cases = sweeping.cases(axes, lambda knobs: asked.plan(knobs=knobs), options.out)
+    announce(cases[0].plan)
+    with Batch(cases, seeds, by_seed=False, decisions=options.decisions, timeline=options.timeline) as batch:
+        code = collect(batch)
+        batch.finish(peak_rss_mib())
+        document = sweeping.finish(axes, batch, options.out or PLOTS, options.out)
+        if document:
+            note(f"plot: {document['plot']}")
+            show_document(document, tables.sweep_table, as_json=options.json)
+    raise typer.Exit(code)
+
+
+def parse_axes(knob: str, values: Sequence[str] | None) -> list[Axis]:
+    """The swept knobs with their values: the given ones, or the knob's own. Raises InputError."""
+    from talaria.sim.sweep import Axis
+
+    names = parse_names(knob, list(BY_NAME), kind="knob", where="KNOB")
+    if len(names) > 2:
+        raise InputError(f"{knob!r} names {len(names)} knobs", where="KNOB", allowed="one, or two for a grid")
+    if values is None:
+        return [Axis(name, BY_NAME[name].sweep) for name in names]
+    if len(values) != len(names):
+        raise InputError(f"given {len(values)} times for {knob!r}", where="--values", allowed="once per knob, in the same order")
+    return [Axis(name, _values(name, text)) for name, text in zip(names, values, strict=True)]
+
+
+def _values(name: str, text: str) -> tuple[object, ...]:
+    found = tuple(parse_knob(name, part.strip(), "--values") for part in text.split(",") if part.strip())
+    if not found:
+        raise InputError(f"{text!r} holds no value", where="--values", allowed=BY_NAME[name].allowed)
+    if len(set(found)) < len(found):
+        raise InputError(f"{text!r} holds a value twice", where="--values", allowed="each value once")
+    return found
