@@ -87,8 +87,8 @@ def _curves(profile: Profile, name: str) -> Iterator[Finding]:
         if summary.max_error > MISFIT:
             message = f"misses a point by {summary.max_error:.0%} (median {summary.median_error:.0%}): {summary.worst}"
             yield Finding("warning", where, message)
-        if summary.unreliable:
-            yield Finding("warning", where, summary.unreliable)
+        if summary.left_out:
+            yield Finding("warning", where, summary.left_out)
     limit = profile.models[name].context_limit_tokens
     for message in profile.beyond_evidence(name, prompt_tokens=limit, batch=1):
         yield Finding("warning", f"models.{name}.context_limit_tokens", message)

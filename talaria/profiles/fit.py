@@ -35,7 +35,7 @@ class CurveFit:
     errors: Array
     """Relative: fitted over measured, less one."""
 
-    def summary(self, unreliable: str = "") -> FitSummary:
+    def summary(self, left_out: str = "") -> FitSummary:
         sizes = np.abs(self.errors)
         worst = int(np.argmax(sizes))
         return FitSummary(
@@ -44,7 +44,7 @@ class CurveFit:
             max_error=round(float(sizes[worst]), 4),
             worst=", ".join(f"{axis} {values[worst]:,.0f}" for axis, values in self.coordinates.items()),
             ranges={axis: (float(values.min()), float(values.max())) for axis, values in self.coordinates.items()},
-            unreliable=unreliable,
+            left_out=left_out,
         )
 
     def report(self) -> dict[str, Any]:

@@ -21,15 +21,8 @@ def plot_fits(fits: dict[str, ModelFit], path: Path) -> None:
     if suffix not in formats:
         raise InputError(f"cannot draw {path.suffix or 'a file without suffix'!r}", where=str(path), allowed=", ".join(sorted(formats)))
     axes = figure.subplots(2, 2, sharex="col")
-    for column, curve in enumerate(("prefill", "decode")):
-        times, errors = axes[0][column], axes[1][column]
-        for name, fit in fits.items():
-            _draw(times, errors, getattr(fit, curve), name)
-        low, high = times.get_xlim()
-        times.plot((low, high), (low, high), color="black", linewidth=0.8)
-        errors.axhline(0, color="black", linewidth=0.8)
-        times.set(title=curve, xscale="log", yscale="log", ylabel="fitted, ms")
-        errors.set(xlabel="measured, ms", ylabel="relative error, %")
+    _draw_curve(axes[0][0], axes[1][0], "prefill", {name: fit.prefill for name, fit in fits.items()})
+    _draw_curve(axes[0][1], axes[1][1], "decode step", {name: fit.decode for name, fit in fits.items()})
     axes[0][0].legend(fontsize="small")
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -39,7 +32,20 @@ def plot_fits(fits: dict[str, ModelFit], path: Path) -> None:
         raise InputError(f"cannot write: {error.strerror}", where=str(path), fix="choose a writable place") from None
 
 
-def _draw(times: Any, errors: Any, fit: CurveFit, label: str) -> None:
-    measured_ms = fit.measured_s * 1e3
-    times.plot(measured_ms, measured_ms * (1 + fit.errors), ".", label=label)
-    errors.plot(measured_ms, fit.errors * 100, ".", label=label)
+def _draw_curve(times: Any, errors: Any, title: str, fits: dict[str, CurveFit]) -> None:
+    """One column: times above, errors below."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    times.set(title=title, xscale="log", yscale="log", ylabel="fitted, ms")
+    errors.set(xlabel="measured, ms", ylabel="relative error, %")
+    for name, fit in fits.items():
+        measured_ms = fit.measured_s * 1e3
+        times.plot(measured_ms, measured_ms * (1 + fit.errors), ".", label=name)
+        errors.plot(measured_ms, fit.errors * 100, ".", label=name)
+    span_ms = [end(end(fit.measured_s) for fit in fits.values()) * 1e3 for end in (min, max)]
+    times.plot(span_ms, span_ms, color="black", linewidth=0.8)
+    errors.axhline(0, color="black", linewidth=0.8)
+    for axis in (times.xaxis, times.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())

@@ -43,7 +43,7 @@ class FitSummary(Strict):
     ranges: dict[str, tuple[float, float]]
     """Axis → smallest and largest value among the points. Axes: ``tokens`` (of the whole prompt) and ``cached`` of prefill,
     ``batch`` and ``context`` (of each sequence) of decode, ``tokens`` of recompute."""
-    unreliable: str = ""
+    left_out: str = ""
     """Which points of the source were left out, and why."""
 
 
