@@ -163,11 +163,7 @@ class StagingMap:
     @property
     def slack_bytes(self) -> int:
         """Bytes of the free tail that hold no clean chunk: still usable to stage weights (the router's slack)."""
-        rows = self._tail_rows() * self.layers
-        return rows * self.chunk_bytes - self._clean_slots(rows) * self.chunk_bytes
-
-    def _clean_slots(self, limit: int) -> int:
-        return self._clean.total if self._clean.run_end(limit) == limit else sum(n for _, n in self._clean.within(0, limit))
+        return sum(count for _, count in self._clean.gaps(0, self._tail_rows() * self.layers)) * self.chunk_bytes
 
     def coverage(self) -> float:
         """Share of the target's bytes that is staged clean; 0 without a target."""
