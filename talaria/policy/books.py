@@ -131,8 +131,11 @@ class Router(ABC):
         self._retry_soon(now_s)
 
     def heartbeat(self, instance: str, healthy: bool, now_s: float) -> None:
-        """Health as the host sees it. After a missed heartbeat only fresh telemetry lets new placements in again."""
-        self._fleet.heartbeat(self._fleet.index[instance], healthy)
+        """Health as the host sees it; True: alive, with nothing newer to tell than its last snapshot.
+
+        After a missed heartbeat only fresh telemetry lets new placements in again.
+        """
+        self._fleet.heartbeat(self._fleet.index[instance], healthy, now_s)
         self._retry_soon(now_s)
 
     # --- placement --------------------------------------------------------------------------------------------------

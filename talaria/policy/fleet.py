@@ -104,9 +104,11 @@ class Fleet:
         takes: NDArray[np.bool_] = (self.fresh_until_s >= now_s) & (columns.kv_room_tokens >= 0.0)
         return takes
 
-    def heartbeat(self, instance: int, healthy: bool) -> None:
-        """A missed heartbeat bars an instance until fresh telemetry; an answered one only confirms what is there."""
+    def heartbeat(self, instance: int, healthy: bool, now_s: float) -> None:
+        """A missed heartbeat bars an instance until fresh telemetry; an answered one says that its last snapshot still holds."""
         if healthy == self.healthy[instance]:
+            if self.fresh_until_s[instance] > -inf:
+                self.fresh_until_s[instance] = now_s + self._knobs.stale_after_s
             return
         self.healthy[instance] = healthy
         self.fresh_until_s[instance] = -inf

@@ -75,7 +75,9 @@ class LeaseTable:
         if not self._live:
             return None
         key = call.key
-        for line, _ in reused_lines(call):
+        for line, shared in reused_lines(call):
+            if shared <= 0:
+                continue
             lease = self._live.get(key if line == key.line else LineKey(key.tenant, key.session, key.model, line))
             if lease is not None and now_s < lease.expires_s:
                 return lease
