@@ -10,10 +10,11 @@ from pathlib import Path
 
 from studies.profiles import paper, systems
 from talaria.errors import InputError
-from talaria.profiles.load import DATA, parse, write
+from talaria.profiles.load import DATA, parse
 from talaria.profiles.points import read_entries
 from talaria.profiles.profile import resolve
 from talaria.profiles.schema import ProfileFile
+from talaria.report.files import write_atomically
 
 
 def build(entries: Path) -> list[ProfileFile]:
@@ -32,7 +33,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         for file in build(arguments.entries):
-            write(file, arguments.out / f"{file.name}.json")
+            write_atomically(arguments.out / f"{file.name}.json", file.text().encode())
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -58,14 +58,15 @@ def fit(
 ) -> None:
     """Fit latency curves to measured points and write a complete profile."""
     from talaria.profiles.fit import fit_profile
-    from talaria.profiles.load import write
-    from talaria.profiles.plot import plot_fits
     from talaria.profiles.points import read_points
+    from talaria.report.files import write_atomically
 
     file, fits = fit_profile(read_points(points, system=system, base=base), where=str(points))
     if plot:
-        plot_fits(fits, plot)
-    write(file, out)
+        from talaria.profiles.plot import draw_fits
+
+        write_atomically(plot, draw_fits(fits, plot))
+    write_atomically(out, file.text().encode())
     if json:
         reports = {name: {"prefill": fit.prefill.report(), "decode": fit.decode.report()} for name, fit in fits.items()}
         _print_json({"schema": "talaria.fit/1", "profile": str(out), "plot": str(plot) if plot else None, "models": reports})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +53,6 @@ def read_json(path: Path) -> Any:
         raise InputError(what, where=f"{path}:{error.lineno}", allowed="one JSON document") from None
 
 
-def write(file: ProfileFile, path: Path) -> None:
-    """Write ``file`` to ``path``, which holds either its old content or all of the new. Raises InputError if it cannot."""
-    text = json.dumps(file.document(), indent=1, ensure_ascii=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", where=str(path), fix="choose a writable place") from None
-
-
 def parse(document: Any, *, where: str) -> ProfileFile:
     """A validated profile file. Raises InputError for the first violation, naming ``where`` and the field."""
     try:
@@ -86,7 +74,8 @@ def input_error(error: ValidationError, model: type[BaseModel], where: str) -> I
     if first["type"] == "missing":
         return InputError(f"field {field!r} is missing", where=where, fix="add it with value, provenance and source")
     if first["type"] == "model_type":
-        return InputError(f"{field} is not an object", where=where, allowed="an object with value, provenance and source")
+        inside = ", ".join(_fields_at(model, location))
+        return InputError(f"{field} is not an object", where=where, allowed=f"an object with {inside}")
     given = first["input"]
     shown = f" = {given!r}" if isinstance(given, str | int | float | bool) else ""
     return InputError(f"{field}{shown}", where=where, allowed=first["msg"].removeprefix("Input should be ").removeprefix("Value error, "))

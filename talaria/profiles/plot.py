@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from talaria.errors import InputError
 from talaria.profiles.fit import CurveFit, ModelFit
 
 
-def plot_fits(fits: dict[str, ModelFit], path: Path) -> None:
-    """Write the figure to ``path``, in the format of its suffix. Raises InputError if that is none or cannot be written."""
+def draw_fits(fits: dict[str, ModelFit], path: Path) -> bytes:
+    """The figure as the content of a file at ``path``, in the format of its suffix. Raises InputError if that is none."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,12 +24,9 @@ def plot_fits(fits: dict[str, ModelFit], path: Path) -> None:
     _draw_curve(axes[0][0], axes[1][0], "prefill", {name: fit.prefill for name, fit in fits.items()})
     _draw_curve(axes[0][1], axes[1][1], "decode step", {name: fit.decode for name, fit in fits.items()})
     axes[0][0].legend(fontsize="small")
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        figure.savefig(partial, format=suffix, dpi=120)
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", where=str(path), fix="choose a writable place") from None
+    content = BytesIO()
+    figure.savefig(content, format=suffix, dpi=120)
+    return content.getvalue()
 
 
 def _draw_curve(times: Any, errors: Any, title: str, fits: dict[str, CurveFit]) -> None:

@@ -73,6 +73,10 @@ class Profile:
             if axis in uses and uses[axis] > high
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To worker processes a profile travels as its document: the classes behind ``file`` are made at run time."""
+        return _from_document, (self.file.document(),)
+
 
 def resolve(file: ProfileFile) -> Profile:
     """The profile that a validated file describes."""
@@ -85,6 +89,10 @@ def resolve(file: ProfileFile) -> Profile:
         hash=hashlib.sha256(canonical.encode()).hexdigest()[:12],
         file=file,
     )
+
+
+def _from_document(document: dict[str, Any]) -> Profile:
+    return resolve(ProfileFile.model_validate(document))
 
 
 def _plain(quantities: BaseModel, numbers: type) -> dict[str, Any]:

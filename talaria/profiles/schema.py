@@ -6,6 +6,7 @@ cannot be written down.
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, fields
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
@@ -85,3 +86,7 @@ class ProfileFile(Strict):
     def document(self) -> dict[str, Any]:
         """The JSON document, without absent fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def text(self) -> str:
+        """What stands in the file."""
+        return json.dumps(self.document(), indent=1, ensure_ascii=False) + "\n"

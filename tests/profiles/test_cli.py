@@ -10,7 +10,6 @@ import pytest
 
 from talaria.cli.main import run_command
 from talaria.profiles import load, names
-from talaria.profiles.load import write
 from tests.profiles.test_fit import points_document, saved
 
 
@@ -58,7 +57,7 @@ def test_check_exits_1_only_on_an_error(capsys: pytest.CaptureFixture[str], tmp_
     path.write_text(json.dumps(document))
     assert run_command(["profile", "check", str(path)]) == 1
     assert "error: hardware.d2d_bytes_per_s" in capsys.readouterr().out
-    write(load("b200").file, path)
+    path.write_text(load("b200").file.text())
     assert run_json(capsys, "check", str(path))["hash"] == load("b200").hash
 
 
@@ -83,4 +82,11 @@ def test_a_fit_that_fails_writes_nothing(capsys: pytest.CaptureFixture[str], tmp
     points = saved(points_document(base="b2000"), tmp_path)
     assert run_command(["profile", "fit", str(points), "-o", str(tmp_path / "out.json")]) == 2
     assert "did you mean 'b200'?" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["points.json"]
+
+
+def test_an_unknown_plot_format_is_refused_before_anything_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    points = saved(points_document(), tmp_path)
+    assert run_command(["profile", "fit", str(points), "-o", str(tmp_path / "out.json"), "--plot", str(tmp_path / "fit.bmpx")]) == 2
+    assert "cannot draw '.bmpx'; allowed:" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["points.json"]

@@ -11,7 +11,7 @@ import pytest
 
 from talaria.errors import InputError
 from talaria.profiles import load, names
-from talaria.profiles.load import parse, write
+from talaria.profiles.load import parse
 
 PROVENANCES = {"measured", "published", "fitted", "assumed"}
 
@@ -45,9 +45,8 @@ def test_every_number_of_a_shipped_profile_has_provenance_and_source(name: str) 
 def test_a_written_profile_reads_back_the_same(name: str, tmp_path: Path) -> None:
     profile = load(name)
     copied = tmp_path / "copy.json"
-    write(profile.file, copied)
+    copied.write_text(profile.file.text(), encoding="utf-8")
     assert load(str(copied)) == profile
-    assert [path.name for path in tmp_path.iterdir()] == ["copy.json"]
 
 
 def test_the_hash_ignores_the_order_of_fields_and_sees_every_value(document: dict[str, Any], tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ MISTAKES = [
     ("hardware/h2d_bytes_per_s/value", float("nan"), "hardware.h2d_bytes_per_s.value = nan", "a finite number"),
     ("hardware/bump_fraction/value", 1.5, "hardware.bump_fraction.value = 1.5", "less than or equal to 1"),
     ("hardware/tp/value", "8", "hardware.tp.value = '8'", "a valid integer"),
-    ("hardware/tp", 8, "hardware.tp is not an object", "value, provenance and source"),
+    ("hardware/tp", 8, "hardware.tp is not an object", "provenance, source, value"),
     ("hardware/tp/provenance", "guessed", "hardware.tp.provenance = 'guessed'", "'measured', 'published', 'fitted' or 'assumed'"),
     ("hardware/tp/source", "", "hardware.tp.source", "at least 1 character"),
     ("hardware/hbm_byte", {}, "unknown field 'hardware.hbm_byte'", "did you mean 'hbm_bytes'?"),
@@ -108,7 +107,12 @@ def test_a_missing_field_is_named(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [("", ":1: the file is empty"), ("{\n bad", ":2: not JSON"), ("[1]", "document"), ("\xff", "cannot read: not UTF-8")],
+    [
+        ("", ":1: the file is empty"),
+        ("{\n bad", ":2: not JSON"),
+        ("[1]", "document is not an object; allowed: an object with description, fits, gpu"),
+        ("\xff", "cannot read: not UTF-8"),
+    ],
 )
 def test_a_file_that_holds_no_profile_is_one_line(content: str, line: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
@@ -128,9 +132,3 @@ def test_an_unknown_profile_or_model_names_the_nearest() -> None:
         load("paper-tp88")
     with pytest.raises(InputError, match=r"profile paper-tp8: unknown model 'Qwen3-235'.*did you mean 'Qwen3-235B'"):
         load("paper-tp8").timing("Qwen3-235")
-
-
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write"):
-        write(load("b200").file, tmp_path / "no" / "such" / "folder.json")
-    assert not list(tmp_path.iterdir())
