@@ -20,8 +20,6 @@ class SlotPlan:
 
     model: str
     switch_s: float
-    budget_s: float
-    """P, SP and decode together, without the switch."""
     protected_steps: int
     """d_m (Eq. 4)."""
     demand_s: float
@@ -34,6 +32,9 @@ class RoundPlan:
 
     slots: tuple[SlotPlan, ...]
     bound_s: float
+    """γ·T_TTFT (Eq. 5)."""
+    length_s: float
+    """What this round may last: the bound less the previous round's overrun."""
     predicted_s: float
     infeasible: bool
 
@@ -94,55 +95,59 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
 
 
 def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0) -> RoundPlan:
-    """Share the round bound among ``order`` (Eq. 3-5).
+    """Predict the round over ``order`` (Eq. 3) and check it (Eq. 4, 5).
 
-    Every switch of the round is paid first; the rest is shared in equal parts or by predicted demand
-    (``round_share``). An overrun of the previous round shortens this one. Where protected decode and switches alone
-    pass the bound, or a decode step is slower than T_TPOT, the plan is marked infeasible and each slot keeps its
-    protected decode: the shortfall is reported, not hidden.
+    An overrun of the previous round shortens this one. Where protected decode and switches alone pass the bound, or a
+    decode step is slower than T_TPOT, the plan is marked infeasible: the shortfall is reported, not hidden.
     """
     full_bound_s = knobs.gamma * knobs.t_ttft_s
     bound_s = max(full_bound_s - overrun_s, _MIN_SHARE * full_bound_s)
     steps = protected_steps(full_bound_s, knobs.t_tpot_s)
     switches_s = _switches_s(view, order)
-    protected_s, demand_s = {}, {}
+    protected_s = switch_total_s = predicted_s = 0.0
     infeasible = False
-    for name in order:
+    slots = []
+    for name, switch_s in zip(order, switches_s, strict=True):
         model = view.models[name]
-        decode_s = step_s(model)
-        in_flight = model.waiting or model.held or model.running
-        protected_s[name] = steps * decode_s if in_flight else 0.0
-        demand_s[name] = queued_work_s(model) + protected_s[name]
-        infeasible |= decode_s >= knobs.t_tpot_s
-    left_s = bound_s - sum(switches_s.values())
-    infeasible |= sum(protected_s.values()) > left_s
-    slots = tuple(
-        SlotPlan(name, switches_s[name], max(_share_s(name, order, demand_s, left_s, knobs), protected_s[name]), steps, demand_s[name])
-        for name in order
-    )
-    predicted_s = sum(slot.switch_s + min(slot.budget_s, slot.demand_s) for slot in slots)
-    return RoundPlan(slots, full_bound_s, predicted_s, infeasible)
+        one_step_s = step_s(model)
+        decode_s = steps * one_step_s if has_work(model) else 0.0
+        plan = SlotPlan(name, switch_s, steps, queued_work_s(model) + decode_s)
+        slots.append(plan)
+        infeasible |= one_step_s >= knobs.t_tpot_s
+        protected_s += decode_s
+        switch_total_s += switch_s
+        predicted_s += switch_s + plan.demand_s
+    infeasible |= protected_s + switch_total_s > bound_s
+    return RoundPlan(tuple(slots), full_bound_s, bound_s, min(predicted_s, max(bound_s, protected_s + switch_total_s)), infeasible)
 
 
-def _share_s(name: str, order: Sequence[str], demand_s: dict[str, float], left_s: float, knobs: Knobs) -> float:
-    if knobs.round_share == "demand":
-        total = sum(demand_s.values())
-        if total > 0.0:
-            return left_s * demand_s[name] / total
-    return left_s / len(order)
+def slot_budget_s(view: EngineView, plan: RoundPlan, position: int, left_s: float, knobs: Knobs) -> float:
+    """What the slot at ``position`` may use of the ``left_s`` seconds that its round has left (Eq. 3, 5).
+
+    The switches still to come are paid first; the rest is shared among the models from here on that have work now, in
+    equal parts or by predicted demand (``round_share``): what earlier slots left unused serves the later ones. A slot
+    keeps its protected decode in any case.
+    """
+    here = plan.slots[position]
+    model = view.models[here.model]
+    later = [slot for slot in plan.slots[position + 1 :] if has_work(view.models[slot.model])]
+    left_s -= sum(slot.switch_s for slot in plan.slots[position + 1 :])
+    share = 1.0 / (1 + len(later))
+    if knobs.round_share == "demand" and later:
+        demands_s = [queued_work_s(view.models[slot.model]) + slot.protected_steps * step_s(view.models[slot.model]) for slot in (here, *later)]
+        share = demands_s[0] / sum(demands_s)
+    protected_s = here.protected_steps * step_s(model) if has_work(model) else 0.0
+    return max(left_s * share, protected_s)
 
 
-def _switches_s(view: EngineView, order: Sequence[str]) -> dict[str, float]:
-    """Predicted switch into each model of the round; the first is free if it is active now."""
-    only = len(order) == 1
-    switches = {}
+def _switches_s(view: EngineView, order: Sequence[str]) -> list[float]:
+    """Predicted switch into each model of the round; none into the active one where it comes first."""
+    switches = []
     for position, name in enumerate(order):
-        if name == view.active and (only or position == 0):
-            switches[name] = 0.0
-        elif name == view.active:
-            switches[name] = view.models[name].timing.switch_s(view.models[name].coverage)
+        if name == view.active and position > 0:  # by then others have run
+            switches.append(view.models[name].timing.switch_s(0.0))
         else:
-            switches[name] = activation_s(view, name)
+            switches.append(activation_s(view, name))
     return switches
 
 

@@ -20,7 +20,7 @@ from talaria.policy.instance import (
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
-from talaria.policy.rounds import RoundPlan, SlotPlan, activation_s, has_work, plan_round, queued_work_s, round_order, step_s
+from talaria.policy.rounds import RoundPlan, SlotPlan, activation_s, has_work, plan_round, queued_work_s, round_order, slot_budget_s, step_s
 from talaria.policy.snapshot import Residency
 
 _EPS_S = 1e-9
@@ -239,7 +239,12 @@ class SlotScheduler:
     def _new_slot(self, plan: SlotPlan, view: EngineView, now_s: float, switch_s: float) -> _Slot:
         model = view.models[plan.model]
         promised_until_s = max(now_s, self._promised_until_s) if model.running else now_s
-        slot = _Slot(plan, now_s, now_s + plan.budget_s, promised_until_s, switch_s)
+        budget_s = math.inf
+        if self._round is not None:
+            round_ = self._round
+            left_s = round_.started_s + round_.plan.length_s - now_s
+            budget_s = slot_budget_s(view, round_.plan, round_.position, left_s, self._knobs)
+        slot = _Slot(plan, now_s, now_s + budget_s, promised_until_s, switch_s)
         slot.work = (model.decode_s, model.decode_steps, model.decode_sequence_steps, model.decode_context_steps)
         slot.sp_allowed = view.capabilities.session_prefill and not self._someone_starves()
         return slot
@@ -336,7 +341,7 @@ class SlotScheduler:
                 protected_s = steps * step_s(model, 1, waiting[0].call.prompt_tokens)
             room = view.capabilities.max_running - len(model.held) - len(model.running)
             batch = choose(
-                self._p_order(waiting), model.timing, budget_s=slot.plan.budget_s - protected_s, free_kv_tokens=free_kv, room=room,
+                self._p_order(waiting), model.timing, budget_s=slot.ends_s - now_s - protected_s, free_kv_tokens=free_kv, room=room,
                 output_tokens=steps, oversize=True, empty=not model.held and not model.running,
             )  # fmt: skip
             self._forward(slot, model, batch, "P", steps, now_s, commands)
@@ -466,9 +471,8 @@ class SlotScheduler:
         if slot is None:
             if not has_work(model):
                 return
-            plan = SlotPlan(name, 0.0, math.inf, UNLIMITED_STEPS, 0.0)
+            plan = SlotPlan(name, 0.0, UNLIMITED_STEPS, 0.0)
             slot = self._slot = self._new_slot(plan, view, now_s, 0.0)
-            slot.ends_s = math.inf
         if slot.pending:
             return
         if model.held:
@@ -527,7 +531,7 @@ class SlotScheduler:
         for position in range(round_.position + (slot is not None), len(round_.plan.slots)):
             plan = round_.plan.slots[position]
             next_slot.setdefault(plan.model, elapsed_s)
-            elapsed_s += min(plan.budget_s, plan.demand_s)
+            elapsed_s += plan.demand_s
         if slot is not None and not slot.pending and len(round_.plan.slots) > 1:
             next_slot[slot.plan.model] = elapsed_s  # P of an open slot is over: ordinary work waits for the next round
         for name in view.models:

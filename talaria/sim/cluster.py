@@ -1,0 +1,394 @@
+"""The control plane of a simulated run: sessions, router, telemetry, and the books that prove nothing was lost.
+
+Kernel processes: one that starts sessions, one per live session line, one for telemetry. Instances wake by alarms of their
+own, so that an engine costs one kernel event per boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+from simpy.core import Environment
+from simpy.events import Event, Timeout
+
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.instance import RoundSummary
+from talaria.policy.router import Overloaded, Routed, Router, Usage
+from talaria.policy.snapshot import InstanceSnapshot
+from talaria.report.record import (
+    FLAG_AVOIDABLE, FLAG_LEASE_HIT, FLAG_OPEN, FLAG_RESIDENCY_HIT, FLAG_RETURN, FLAG_SAME_INSTANCE, FLAG_SP, FLAG_WARMUP, KV_DEVICE,
+    KV_HOST, KV_MISSING, OUTCOMES, PATHS, PHASES, REASONS, RunRecord,
+)  # fmt: skip
+from talaria.sim.declog import DecisionLog
+from talaria.sim.engine import Run
+from talaria.sim.instance import CallTruth, SimInstance, SwitchRecord
+from talaria.sim.prefixes import PromptBook
+from talaria.workload.session import Session, TraceCall
+
+_COMPLETED, _SHED, _FAILED = (OUTCOMES.index(name) for name in ("completed", "shed", "failed"))
+_REASON = {name: code for code, name in enumerate(REASONS)}
+_PATH = {name: code for code, name in enumerate(PATHS)}
+_PHASE = {name: code for code, name in enumerate(PHASES)}
+
+
+class ConservationError(AssertionError):
+    """A sum that must hold in every run does not: a bug in the simulator, never a user's error."""
+
+
+class _Live:
+    """A session under way."""
+
+    __slots__ = ("aborted", "done", "instance_of", "left", "lines", "number", "nodes", "session")
+
+    def __init__(self, number: int, session: Session) -> None:
+        self.number = number
+        self.session = session
+        self.left = len(session.calls)
+        self.nodes: dict[int, int] = {}
+        self.instance_of: dict[str, int] = {}
+        self.aborted = False
+        self.done: dict[int, Event] = {}
+        self.lines: dict[str, list[int]] = {}
+        for index, call in enumerate(session.calls):
+            self.lines.setdefault(call.line, []).append(index)
+
+
+class Cluster:
+    """Runs a schedule of sessions to its end against one router and its instances."""
+
+    def __init__(
+        self, env: Environment, router: Router, record: RunRecord, prompts: PromptBook, *, pool: int | None, gap_cap_s: float | None,
+        telemetry_delay_s: float, heartbeat_s: float, warmup_s: float, log: DecisionLog | None = None,
+    ) -> None:  # fmt: skip
+        self.truth: dict[int, CallTruth] = {}
+        self.finished_all = env.event()
+        self._env = env
+        self._router = router
+        self._record = record
+        self._prompts = prompts
+        self._pool = pool
+        self._gap_cap_s = gap_cap_s
+        self._delay_s = telemetry_delay_s
+        self._heartbeat_s = heartbeat_s
+        self._warmup_s = warmup_s
+        self._log = log
+        self._instances: list[SimInstance] = []
+        self._by_name: dict[str, SimInstance] = {}
+        self._model_code = {name: code for code, name in enumerate(record.models)}
+        self._calls: dict[int, tuple[_Live, int, Routed | None]] = {}
+        self._queued: dict[int, tuple[Call, Event]] = {}
+        self._place_of_pool: Event | None = None
+        self._live = 0
+        self._issued = 0
+        self._ended = 0
+        self._started_sessions = 0
+        self._no_more_sessions = False
+        self._poll_alarm: Event | None = None
+
+    def run(self, instances: Sequence[SimInstance], schedule: Iterable[tuple[float, Session]]) -> None:
+        """Simulate until every session has ended; raises ConservationError if a sum does not hold then."""
+        self._instances = list(instances)
+        self._by_name = {instance.id: instance for instance in instances}
+        for instance in self._instances:
+            self._observe(instance.snapshot())
+        self._env.process(self._start_sessions(schedule))
+        self._env.process(self._telemetry())
+        self._env.run(until=self.finished_all)
+        self._record.makespan_s = self._env.now
+        self._record.events = next(self._env._eid)  # the kernel numbers its events; it has no public count
+        if self._issued != self._ended or self._calls or self._queued:
+            raise ConservationError(f"{self._issued} calls issued, {self._ended} ended, {len(self._calls)} open")
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    def _start_sessions(self, schedule: Iterable[tuple[float, Session]]) -> Generator[Event, Any, None]:
+        env = self._env
+        for start_s, session in schedule:
+            if start_s > env.now:
+                yield Timeout(env, start_s - env.now)
+            if self._pool is not None and self._live >= self._pool:
+                self._place_of_pool = env.event()
+                yield self._place_of_pool
+            live = _Live(self._started_sessions, session)
+            self._started_sessions += 1
+            self._live += 1
+            self._record_session(live)
+            if len(live.lines) > 1:
+                for index, call in enumerate(session.calls):
+                    for other in call.waits_for:
+                        if session.calls[other].line != call.line and other not in live.done:
+                            live.done[other] = env.event()
+            for indices in live.lines.values():
+                env.process(self._line(live, indices))
+        self._no_more_sessions = True
+        if self._live == 0:
+            self.finished_all.succeed()
+
+    def _record_session(self, live: _Live) -> None:
+        if self._record.session_names is not None:
+            self._record.session_names.append(live.session.id)
+
+    def _line(self, live: _Live, indices: Sequence[int]) -> Generator[Event, Any, None]:
+        """One chain of calls, closed loop: each is released its gap after the last call that it waits for."""
+        env, calls, cap_s = self._env, live.session.calls, self._gap_cap_s
+        for index in indices:
+            call = calls[index]
+            for other in call.waits_for:
+                done = live.done.get(other)
+                if done is not None and not done.processed:
+                    yield done
+            if live.aborted:
+                break
+            gap_s = call.gap_s if cap_s is None or call.gap_s < cap_s else cap_s
+            if gap_s > 0.0:
+                yield Timeout(env, gap_s)
+            if live.aborted:
+                break
+            yield self._release(live, index)
+            if live.aborted:
+                break
+        if live.aborted:
+            self._give_up(live, indices)
+
+    def _give_up(self, live: _Live, indices: Sequence[int]) -> None:
+        """The agent got an error: what it had still planned on this line is shed without being tried."""
+        for index in indices:
+            if index not in live.nodes:
+                live.nodes[index] = -1
+                self._issued += 1
+                self._row_unserved(live, index, self._env.now, _SHED)
+                self._call_ended(live, index)
+
+    def _release(self, live: _Live, index: int) -> Event:
+        trace, env = live.session.calls[index], self._env
+        self._issued += 1
+        call_id = self._issued
+        node = live.nodes[index] = self._prompts.locate(live.session, index, live.nodes)
+        self.truth[call_id] = CallTruth(node, trace.output_tokens)
+        key = LineKey(live.session.tenant, live.session.id, trace.model, trace.line)
+        continues = () if trace.reuse_of is None else ((live.session.calls[trace.reuse_of].line, trace.reuse_tokens),)
+        call = Call(call_id, key, trace.turn, env.now, trace.prompt_tokens, trace.reuse_tokens, trace.output_tokens, continues)
+        decision = self._router.place(call, env.now)
+        if self._log is not None:
+            self._log.router("place", (call, env.now), decision, env.now)
+        if type(decision) is Routed:
+            return self._submit(call, live, index, decision)
+        gate = env.event()
+        self._calls[call_id] = (live, index, None)
+        self._queued[call_id] = (call, gate)
+        self._overloaded(decision)
+        self._arm_poll()
+        return gate
+
+    def _submit(self, call: Call, live: _Live, index: int, routed: Routed) -> Event:
+        instance = self._by_name[routed.instance]
+        self._calls[call.id] = (live, index, routed)
+        self._tell_leases()
+        return instance.submit(call)
+
+    def _overloaded(self, decision: Overloaded | Routed) -> None:
+        """Act on a decision about a call that had no place: it waits on, goes to its instance at last, or is shed."""
+        call, gate = self._queued[decision.call_id]
+        live, index, _ = self._calls[call.id]
+        if type(decision) is Routed:
+            del self._queued[call.id]
+            done = self._submit(call, live, index, decision)
+            assert done.callbacks is not None
+            done.callbacks.append(lambda event: gate.succeed())
+        elif decision.action == "shed":  # type: ignore[union-attr]
+            del self._queued[call.id], self._calls[call.id], self.truth[call.id]
+            live.aborted = True
+            self._row_unserved(live, index, call.enqueued_s, _SHED)
+            self._call_ended(live, index)
+            gate.succeed()
+
+    def _arm_poll(self) -> None:
+        """The router's own queue has deadlines: come back when the next one is due."""
+        due_s = self._router.next_poll_s()
+        if due_s is not None and self._queued:
+            self._poll_alarm = Timeout(self._env, max(0.0, due_s - self._env.now))
+            assert self._poll_alarm.callbacks is not None
+            self._poll_alarm.callbacks.append(lambda event: self._poll() if event is self._poll_alarm else None)
+
+    def _poll(self) -> None:
+        now_s = self._env.now
+        decisions = self._router.poll(now_s)
+        if self._log is not None:
+            self._log.router("poll", (now_s,), decisions, now_s)
+        for decision in decisions:
+            self._overloaded(decision)
+        self._tell_leases()
+        self._arm_poll()
+
+    def _tell_leases(self) -> None:
+        changes = self._router.drain_lease_changes()
+        if self._log is not None:
+            self._log.router("drain_lease_changes", (), changes, self._env.now)
+        for name, key, expires_s in changes:
+            self._by_name[name].lease_changed(key, expires_s)
+
+    # --- what instances tell ---------------------------------------------------------------------------------------
+
+    def finished(self, run: Run, instance: SimInstance) -> None:
+        call, now_s = run.view.call, self._env.now
+        usage = Usage(call.prompt_tokens, run.device_tokens + run.host_tokens, run.output_tokens)
+        lease = self._router.completed(call, instance.id, usage, now_s)
+        if self._log is not None:
+            self._log.router("completed", (call, instance.id, usage, now_s), lease, now_s)
+        self._tell_leases()
+        live, index, routed = self._calls.pop(call.id)
+        self._row_served(live, index, run, instance, routed, _COMPLETED)
+        self._close_call(run, live, index)
+
+    def failed(self, run: Run, instance: SimInstance, why: str) -> None:
+        call, now_s = run.view.call, self._env.now
+        result = self._router.ended(call, instance.id, now_s, "failed")
+        if self._log is not None:
+            self._log.router("ended", (call, instance.id, now_s, "failed"), result, now_s)
+        self._tell_leases()
+        live, index, routed = self._calls.pop(call.id)
+        live.aborted = True
+        self._row_served(live, index, run, instance, routed, _FAILED)
+        self._close_call(run, live, index)
+
+    def _close_call(self, run: Run, live: _Live, index: int) -> None:
+        del self.truth[run.view.call.id]
+        self._call_ended(live, index)
+        run.done.succeed()
+
+    def _call_ended(self, live: _Live, index: int) -> None:
+        self._ended += 1
+        live.left -= 1
+        done = live.done.get(index)
+        if done is not None:
+            done.succeed()
+        if live.left == 0:
+            self._session_ended(live)
+
+    def _session_ended(self, live: _Live) -> None:
+        session = live.session
+        self._router.session_ended(session.tenant, session.id)
+        if self._log is not None:
+            self._log.router("session_ended", (session.tenant, session.id), None, self._env.now)
+        self._tell_leases()
+        for key in {LineKey(session.tenant, session.id, call.model, call.line): None for call in session.calls}:
+            for instance in self._instances:
+                instance.forget(key)
+        self._prompts.forget(live.nodes.values())
+        self._live -= 1
+        place, self._place_of_pool = self._place_of_pool, None
+        if place is not None:
+            place.succeed()
+        if self._live == 0 and self._no_more_sessions:
+            self.finished_all.succeed()
+
+    def publish(self, instance: SimInstance) -> None:
+        """A snapshot leaves the instance now and reaches the router after the telemetry delay."""
+        arrival = Timeout(self._env, self._delay_s, instance.snapshot())
+        assert arrival.callbacks is not None
+        arrival.callbacks.append(lambda event: self._observe(event.value))
+
+    def _observe(self, snapshot: InstanceSnapshot) -> None:
+        now_s = self._env.now
+        self._router.observe(snapshot, now_s)
+        if self._log is not None:
+            self._log.router("observe", (snapshot, now_s), None, now_s)
+        if self._queued:
+            self._poll()
+
+    def _telemetry(self) -> Generator[Event, Any, None]:
+        """Between slots: what has changed is published, what has not is only known to be alive."""
+        while True:
+            yield Timeout(self._env, self._heartbeat_s)
+            now_s = self._env.now
+            for instance in self._instances:
+                if instance.changed:
+                    self.publish(instance)
+                else:
+                    self._router.heartbeat(instance.id, instance.healthy(), now_s)
+                    if self._log is not None:
+                        self._log.router("heartbeat", (instance.id, instance.healthy(), now_s), None, now_s)
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _row_served(self, live: _Live, index: int, run: Run, instance: SimInstance, routed: Routed | None, outcome: int) -> None:
+        assert routed is not None
+        call, trace, now_s = run.view.call, live.session.calls[index], self._env.now
+        enqueued_s = call.enqueued_s
+        cached = run.device_tokens + run.host_tokens
+        if cached > call.prompt_tokens or run.lost_tokens != max(0, call.reusable_tokens - cached):
+            if outcome == _COMPLETED:
+                raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
+        flags = self._flags(live, trace, run, instance, routed)
+        kv_state = KV_MISSING if cached == 0 else KV_HOST if run.host_tokens > 0 else KV_DEVICE
+        admitted_s = run.admitted_s if run.admitted_s >= 0.0 else now_s
+        first_s = run.first_token_s if run.first_token_s >= 0.0 else now_s
+        self._record.calls.append(
+            live.number, self._line_number(live, trace), min(trace.turn, 65535), self._model_code[trace.model], instance.index, outcome,
+            _REASON[routed.reason], flags, min(run.parked, 255), min(run.rounds_waited, 255), kv_state, enqueued_s,
+            run.placed_s - enqueued_s, admitted_s - enqueued_s, first_s - enqueued_s, now_s - enqueued_s, call.prompt_tokens,
+            run.device_tokens, run.host_tokens, run.lost_tokens, run.output_tokens,
+        )  # fmt: skip
+
+    def _flags(self, live: _Live, trace: TraceCall, run: Run, instance: SimInstance, routed: Routed) -> int:
+        flags = FLAG_RETURN if trace.turn > 0 else 0
+        if routed.residency_hit:
+            flags |= FLAG_RESIDENCY_HIT
+        if routed.opens:
+            flags |= FLAG_OPEN
+        if routed.avoidable:
+            flags |= FLAG_AVOIDABLE
+        if live.instance_of.get(trace.line) == instance.index:
+            flags |= FLAG_SAME_INSTANCE
+        if run.by_sp:
+            flags |= FLAG_SP
+        if routed.reason == "lease":
+            flags |= FLAG_LEASE_HIT
+        if run.view.call.enqueued_s < self._warmup_s:
+            flags |= FLAG_WARMUP
+        live.instance_of[trace.line] = instance.index
+        return flags
+
+    def _row_unserved(self, live: _Live, index: int, enqueued_s: float, outcome: int) -> None:
+        """A call that no instance ever had."""
+        trace, waited_s = live.session.calls[index], self._env.now - enqueued_s
+        flags = (FLAG_RETURN if trace.turn > 0 else 0) | (FLAG_WARMUP if enqueued_s < self._warmup_s else 0)
+        self._record.calls.append(
+            live.number, self._line_number(live, trace), min(trace.turn, 65535), self._model_code[trace.model], 0, outcome,
+            _REASON["queue"], flags, 0, 0, KV_MISSING, enqueued_s, waited_s, waited_s, waited_s, waited_s, trace.prompt_tokens, 0, 0, 0, 0,
+        )  # fmt: skip
+
+    def _line_number(self, live: _Live, trace: TraceCall) -> int:
+        return 0 if len(live.lines) == 1 else list(live.lines).index(trace.line)
+
+    def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None:
+        active_s = 0.0
+        for slot in summary.slots:
+            active_s += slot.closed_s - slot.opened_s
+            self._record.slots.append(
+                instance.index, summary.index, self._model_code[slot.model], slot.opened_s, slot.closed_s, slot.prefill_s - slot.sp_s,
+                slot.sp_s, slot.decode_s, slot.linger_s, slot.p_admitted, slot.sp_admitted, slot.parked,
+            )  # fmt: skip
+        wall_s = summary.ended_s - summary.started_s
+        if abs(wall_s - active_s - summary.switch_s) > 1e-6 * (1.0 + wall_s):
+            raise ConservationError(f"{instance.id} round {summary.index}: wall {wall_s} != active {active_s} + switch {summary.switch_s}")
+        self._record.deadline_risk += summary.at_risk
+        if instance.capabilities.hot:
+            return
+        self._record.rounds.append(
+            instance.index, summary.index, summary.started_s, wall_s, active_s, summary.switch_s, summary.predicted_s, len(summary.slots),
+            sum(slot.sp_admitted for slot in summary.slots), sum(slot.parked for slot in summary.slots), int(summary.at_risk),
+            int(summary.infeasible),
+        )  # fmt: skip
+
+    def switched(self, instance: SimInstance, switch: SwitchRecord) -> None:
+        source = -1 if switch.source is None else self._model_code[switch.source]
+        self._record.switches.append(
+            instance.index, instance.rounds, source, self._model_code[switch.target], switch.started_s, sum(switch.phases_s),
+            *switch.phases_s, _PATH[switch.path], switch.coverage, switch.dirty, switch.d2d_bytes, switch.h2d_bytes,
+        )  # fmt: skip
+
+    def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None:
+        if self._record.phases is not None:
+            self._record.phases.append(instance.index, self._model_code[model], _PHASE[name], started_s, ended_s)

@@ -1,0 +1,45 @@
+"""Configurations: which router places calls, and which mechanisms the instances have. Compared under one workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from talaria.errors import unknown_name
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One system to compare. ``knobs`` are overrides by command-line name that belong to the system itself."""
+
+    name: str
+    description: str
+    router: str = "full"
+    session_prefill: bool = True
+    hkvr: bool = True
+    staging: bool = True
+    knobs: Mapping[str, object] = field(default_factory=dict)
+
+
+_ALL = (
+    Config("talaria", "leases, residency cost and replica gate; session-prefill, host KV registry and staged switching"),
+    Config("no-sp", "talaria without session-prefill: returns wait for their model's next slot", session_prefill=False),
+    Config("no-hkvr", "talaria without the host KV registry: a switch loses every idle prefix", hkvr=False),
+    Config("h2d-only", "talaria without staging: every switch reloads its weights from host memory", staging=False),
+    Config(
+        "round-only", "rounds alone: no session-prefill, no host KV registry, no staging", session_prefill=False, hkvr=False, staging=False
+    ),
+    Config("full", "the full router on talaria's instances (the same as talaria)"),
+    Config("least-pressure", "places each call on the least loaded instance, blind to model and KV", router="least-pressure"),
+    Config("session-sticky", "keeps a session on its first instance, blind to load", router="session-sticky"),
+    Config("round-robin", "deals calls out in turn", router="round-robin"),
+)
+
+CONFIGS: dict[str, Config] = {config.name: config for config in _ALL}
+
+
+def get(name: str) -> Config:
+    """The configuration called ``name``. Raises InputError with the nearest name."""
+    if name not in CONFIGS:
+        raise unknown_name("config", name, CONFIGS, where="--config")
+    return CONFIGS[name]

@@ -1,0 +1,242 @@
+"""Ground truth of one engine: prefill stalls decode, decode runs in macro-steps.
+
+Consecutive decode steps between two boundaries are one kernel event whose duration is the exact sum of the steps; a
+batch that arrives in between cuts it at the next step boundary. With ``macro=False`` every step is an event of its own:
+the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from simpy.core import Environment
+from simpy.events import Event, Timeout
+
+from talaria.policy.instance import CallView
+from talaria.policy.timing import Timing
+
+
+class Run:
+    """One call inside an instance: its view, what the trace says of it, and what happened to it so far."""
+
+    __slots__ = (
+        "admitted_s", "by_sp", "done", "end_step", "first_token_s", "grant", "host_tokens", "kv_miss", "locked_tokens", "lost_tokens",
+        "node", "output_tokens", "parked", "placed_s", "reason", "route_flags", "rounds_waited", "arrived_round", "device_tokens", "spans",
+        "start_generated", "start_step", "swapped", "view",
+    )  # fmt: skip
+
+    def __init__(self, view: CallView, node: int, output_tokens: int, done: Event) -> None:
+        self.view = view
+        self.node = node
+        self.output_tokens = output_tokens
+        self.done = done
+        self.placed_s = view.arrived_s
+        self.admitted_s = self.first_token_s = -1.0
+        self.by_sp = self.swapped = False
+        self.device_tokens = self.host_tokens = self.lost_tokens = self.kv_miss = 0
+        self.locked_tokens = 0
+        self.spans: tuple[tuple[int, int, int], ...] = ()
+        self.parked = self.arrived_round = self.rounds_waited = 0
+        self.grant = self.start_step = self.end_step = self.start_generated = 0
+        self.reason = self.route_flags = 0
+
+    @property
+    def context_tokens(self) -> int:
+        return self.view.call.prompt_tokens + self.view.generated_tokens
+
+
+class _Mode(Enum):
+    IDLE = 0
+    PREFILL = 1
+    DECODE = 2
+    BOUNDARY = 3
+
+
+class Engine:
+    """Executes forwarded calls of the active model. Reports to its host through two callbacks, at boundaries only."""
+
+    def __init__(
+        self, env: Environment, first_token: Callable[[Run], None], segment_ended: Callable[[Run, str], None],
+        decode_noise: Callable[[], float], *, macro: bool = True,
+    ) -> None:  # fmt: skip
+        self._env = env
+        self._first_token = first_token
+        self._segment_ended = segment_ended
+        self._noise = decode_noise
+        self._macro = macro
+        self._timing: Timing | None = None
+        self._mode = _Mode.IDLE
+        self._alarm: Event | None = None
+        self._queue: deque[tuple[list[Run], float, bool]] = deque()
+        self._heap: list[tuple[int, int, Run]] = []
+        self._pushed = 0
+        self._step = 0
+        self._batch = 0
+        self._context = 0
+        self._factor = 1.0
+        self._macro_steps = 0
+        self._macro_started_s = 0.0
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.decode_steps = 0
+        self.decode_sequence_steps = 0
+        self.decode_context_steps = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self._heap and not self._queue and self._mode in (_Mode.IDLE, _Mode.BOUNDARY)
+
+    def load(self, timing: Timing) -> None:
+        """The model whose curves hold from now on; only an idle engine changes it."""
+        assert self.idle, "a switch met a busy engine"
+        self._timing = timing
+
+    def prefill(self, run: Run, duration_s: float) -> None:
+        """Queue one admitted call; decode of everything else stalls meanwhile."""
+        self._enqueue([run], duration_s, fresh=True)
+
+    def resume(self, runs: list[Run], duration_s: float) -> None:
+        """Queue the re-entry of calls whose next grant begins."""
+        self._enqueue(runs, duration_s, fresh=False)
+
+    def stop(self, run: Run) -> None:
+        """End the running segment of ``run`` at the next step boundary (SPEC §4.1: no running kernel is preempted)."""
+        if self._mode is _Mode.DECODE:
+            self._cut_macro_step()
+        boundary = self._step + (self._macro_steps if self._mode is _Mode.DECODE else 0)
+        for index, (end_step, order, other) in enumerate(self._heap):
+            if other is run and end_step > boundary:
+                run.end_step = boundary
+                self._heap[index] = (boundary, order, run)
+                heapq.heapify(self._heap)
+                return
+
+    def abort(self) -> list[Run]:
+        """The engine is gone: everything in it, in a fixed order; nothing is reported."""
+        lost = [run for runs, _, _ in self._queue for run in runs] + [run for _, _, run in sorted(self._heap, key=lambda item: item[1])]
+        self._queue.clear()
+        self._heap.clear()
+        self._alarm = None
+        self._mode = _Mode.IDLE
+        self._batch = self._context = 0
+        return lost
+
+    def _enqueue(self, runs: list[Run], duration_s: float, *, fresh: bool) -> None:
+        self._queue.append((runs, duration_s, fresh))
+        if self._mode is _Mode.IDLE:
+            self._continue()
+        elif self._mode is _Mode.DECODE and len(self._queue) == 1:
+            self._cut_macro_step()
+
+    def _arm(self, delay_s: float) -> None:
+        self._alarm = Timeout(self._env, delay_s if delay_s > 0.0 else 0.0)
+        assert self._alarm.callbacks is not None
+        self._alarm.callbacks.append(self._fire)
+
+    def _continue(self) -> None:
+        """At a boundary: the queue first, then a macro-step up to the next end of a segment."""
+        if self._queue:
+            self._mode = _Mode.PREFILL
+            self._arm(self._queue[0][1])
+        elif self._heap:
+            assert self._timing is not None
+            self._mode = _Mode.DECODE
+            steps = self._heap[0][0] - self._step
+            self._macro_steps = steps if self._macro else min(steps, 1)
+            self._macro_started_s = self._env.now
+            self._arm(self._factor * self._timing.steps_s(self._macro_steps, self._batch, self._context))
+        else:
+            self._mode = _Mode.IDLE
+            self._alarm = None
+
+    def _cut_macro_step(self) -> None:
+        """Shorten the macro-step under way to the first step boundary that is not in the past."""
+        elapsed_s = self._env.now - self._macro_started_s
+        steps = self._steps_within(elapsed_s)
+        if steps < self._macro_steps:
+            assert self._timing is not None
+            self._macro_steps = steps
+            took_s = self._factor * self._timing.steps_s(steps, self._batch, self._context)
+            self._arm(took_s - elapsed_s)
+
+    def _steps_within(self, elapsed_s: float) -> int:
+        """The fewest whole steps that last at least ``elapsed_s``: the root of a·k² + b·k = elapsed, rounded up."""
+        assert self._timing is not None
+        timing, factor, batch, context = self._timing, self._factor, self._batch, self._context
+        growth = 0.5 * timing.decode_s_per_context_token * batch
+        first = timing.step_s(batch, context) - growth
+        wanted = elapsed_s / factor
+        root = wanted / first if growth <= 0.0 else (math.sqrt(first * first + 4.0 * growth * wanted) - first) / (2.0 * growth)
+        steps = max(1, int(root))
+        tolerance_s = 1e-9 * (1.0 + elapsed_s)
+        while factor * timing.steps_s(steps, batch, context) < elapsed_s - tolerance_s:
+            steps += 1
+        return steps
+
+    def _fire(self, event: Event) -> None:
+        if event is not self._alarm:
+            return
+        if self._mode is _Mode.PREFILL:
+            self._finish_prefill()
+        else:
+            self._finish_macro_step()
+        if self._mode is _Mode.BOUNDARY:
+            self._continue()
+
+    def _finish_prefill(self) -> None:
+        runs, duration_s, fresh = self._queue.popleft()
+        self.prefill_s += duration_s
+        self._mode = _Mode.BOUNDARY
+        self._factor = self._noise()
+        ended = []
+        for run in runs:
+            if fresh:
+                run.view.generated_tokens = 1
+            run.start_step = self._step
+            run.start_generated = run.view.generated_tokens
+            steps = min(run.grant, run.output_tokens - run.start_generated)
+            if steps <= 0:
+                ended.append(run)
+                continue
+            run.end_step = self._step + steps
+            self._pushed += 1
+            heapq.heappush(self._heap, (run.end_step, self._pushed, run))
+            self._batch += 1
+            self._context += run.context_tokens
+        if fresh:
+            for run in runs:
+                self._first_token(run)
+        for run in ended:
+            self._segment_ended(run, _reason(run))
+
+    def _finish_macro_step(self) -> None:
+        assert self._timing is not None
+        steps, batch = self._macro_steps, self._batch
+        self.decode_s += self._factor * self._timing.steps_s(steps, batch, self._context)
+        self.decode_steps += steps
+        self.decode_sequence_steps += steps * batch
+        self.decode_context_steps += steps * self._context + batch * (steps * (steps - 1) // 2)
+        self._step += steps
+        self._context += steps * batch
+        self._mode = _Mode.BOUNDARY
+        ended = []
+        while self._heap and self._heap[0][0] <= self._step:
+            run = heapq.heappop(self._heap)[2]
+            run.view.generated_tokens = run.start_generated + self._step - run.start_step
+            self._batch -= 1
+            self._context -= run.context_tokens
+            ended.append(run)
+        if ended:
+            self._factor = self._noise()
+        for run in ended:
+            self._segment_ended(run, _reason(run))
+
+
+def _reason(run: Run) -> str:
+    if run.view.generated_tokens >= run.output_tokens:
+        return "finished"
+    return "grant" if run.end_step - run.start_step >= run.grant else "stopped"

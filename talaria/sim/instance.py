@@ -1,0 +1,510 @@
+"""One simulated TP group: both faces of an instance over the ground truth of engine and memory.
+
+The slot scheduler decides, this executes: commands become work of the engine, changes of memory, or a switch; what comes
+of them goes back as events. The view is kept current in place, so that a step costs no copying.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from simpy.core import Environment
+from simpy.events import Event as KernelEvent
+from simpy.events import Timeout
+
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.instance import (
+    Admit, Arrived, CallView, Cancelled, Close, Command, EngineDown, EngineUp, EngineView, Event, FirstToken, LeaseChanged, ModelView, Open,
+    Rejected, Report, RestoredShort, Resume, RoundSummary, SegmentEnded, Stage, StageProgress, Stop, Switch, SwitchDone, SwitchFailed, Tick,
+    Unstage, Wait,
+)  # fmt: skip
+from talaria.policy.knobs import Knobs
+from talaria.policy.predict import Predictor
+from talaria.policy.slots import SlotScheduler
+from talaria.policy.snapshot import Capabilities, InstanceSnapshot, LineState, ModelSnapshot, Residency, Tier
+from talaria.policy.timing import Timing
+from talaria.sim.engine import Engine, Run
+from talaria.sim.memory import InstanceMemory
+from talaria.sim.noise import Factors
+
+
+@dataclass(frozen=True, slots=True)
+class CallTruth:
+    """What only the simulator knows of a call: where its content lies in the prefix forest, and its real output."""
+
+    node: int
+    output_tokens: int
+
+
+class Host(Protocol):
+    """What an instance tells the world around it."""
+
+    def finished(self, run: Run, instance: SimInstance) -> None:
+        """The call completed; leases are granted before the scheduler hears of it."""
+
+    def failed(self, run: Run, instance: SimInstance, why: str) -> None: ...
+
+    def publish(self, instance: SimInstance) -> None:
+        """A moment at which routers want to know."""
+
+    def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None: ...
+
+    def switched(self, instance: SimInstance, switch: SwitchRecord) -> None: ...
+
+    def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRecord:
+    """One logical switch or open: slowest rank per phase, path of the worst rank (SPEC §5.4)."""
+
+    source: str | None
+    target: str
+    started_s: float
+    phases_s: tuple[float, ...]
+    path: str
+    coverage: float
+    dirty: float
+    d2d_bytes: int
+    h2d_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Ground truth of one instance: real curves, and the variation around them."""
+
+    timing: Mapping[str, Timing]
+    prefill_factor: Factors
+    decode_factor: Factors
+    switch_factor: Factors
+    rank_factor: Factors
+    macro: bool = True
+
+
+StepLog = Callable[[str, Event, EngineView, float, list[Command]], None]
+
+
+class SimInstance:
+    """Implements ``policy.instance.Instance`` and hosts one ``SlotScheduler``."""
+
+    def __init__(
+        self, env: Environment, index: int, name: str, capabilities: Capabilities, models: tuple[str, ...], ground: Ground,
+        memory: InstanceMemory, beliefs: dict[str, Timing], knobs: Knobs, truth: Mapping[int, CallTruth], host: Host,
+        log: StepLog | None = None,
+    ) -> None:  # fmt: skip
+        self.id = name
+        self.index = index
+        self.capabilities = capabilities
+        self.runs: dict[int, Run] = {}
+        self.rounds = 0
+        self.deadline_risk = 0
+        self.changed = True
+        self._env = env
+        self._ground = ground
+        self.memory = memory
+        self._truth = truth
+        self._host = host
+        self._log = log
+        self._predictor = Predictor(beliefs, knobs.ewma_alpha)
+        self._scheduler = SlotScheduler(knobs)
+        self.view = EngineView(capabilities, {model: ModelView(beliefs[model], Residency.ABSENT) for model in models})
+        self.view.hbm_capacity_bytes = memory.capacity_bytes
+        self._engine = Engine(env, self._on_first_token, self._on_segment_end, ground.decode_factor, macro=ground.macro)
+        self._inbox: deque[Event] = deque()
+        self._stepping = False
+        self._tick: KernelEvent | None = None
+        self._tick_at_s: float | None = None
+        self._activity: KernelEvent | None = None
+        self._version = 0
+        self._submitted = 0
+        self._lines: dict[LineKey, LineState] = {}
+        self._lines_shared = False
+        self._look_again = False
+
+    # --- the router's face -----------------------------------------------------------------------------------------
+
+    def submit(self, call: Call) -> KernelEvent:
+        """Queue ``call``; the event succeeds when it has ended. Its ground truth must be known beforehand."""
+        truth = self._truth[call.id]
+        run = Run(CallView(call, self._env.now), truth.node, truth.output_tokens, self._env.event())
+        run.arrived_round = self.rounds
+        self.runs[call.id] = run
+        self._submitted += 1
+        model = self.view.models[call.key.model]
+        self._look(run)
+        model.waiting[call.id] = run.view
+        self._happened(Arrived(call))
+        return run.done
+
+    def healthy(self) -> bool:
+        return self.view.healthy
+
+    def lease_changed(self, key: LineKey, expires_s: float | None) -> None:
+        """A grant is only noted (an event of the same instant follows); an early end is an event of its own."""
+        leases = self.view.models[key.model].leases
+        self.memory.protect(key, expires_s is not None)
+        if expires_s is not None:
+            leases[key] = (self._env.now, expires_s)
+        elif leases.pop(key, (0.0, 0.0))[1] > self._env.now:
+            self._happened(LeaseChanged(key, None))
+
+    def cancel(self, call_id: int) -> None:
+        """The client went away: the call leaves every queue, its KV stays as far as it is computed."""
+        run = self.runs.pop(call_id)
+        model = self.view.models[run.view.call.key.model]
+        if call_id in model.running:
+            self._engine.stop(run)
+            run.output_tokens = 0
+            self.runs[call_id] = run
+            return
+        model.waiting.pop(call_id, None)
+        if model.held.pop(call_id, None) is not None:
+            self.memory.drop(run, self._env.now)
+        self._happened(Cancelled(call_id))
+        self._host.failed(run, self, "cancelled")
+
+    def snapshot(self) -> InstanceSnapshot:
+        now_s = self._env.now
+        if self.memory.evicted():
+            self._refresh_lines(list(self._lines))
+            self._look_again = True
+        self._version += 1
+        self._lines_shared = True
+        slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
+        memory = self.memory
+        models = {}
+        for name, model in self.view.models.items():
+            active = name == self.view.active
+            coverage = 1.0 if active else memory.coverage(name, now_s)
+            timing = model.timing
+            absent = model.residency is Residency.ABSENT
+            models[name] = ModelSnapshot(
+                model.residency, coverage, len(model.waiting), len(model.running) + len(model.held), slots[name][1], slots[name][0],
+                0.0 if active else timing.open_s if absent else timing.switch_s(coverage), self._free_tokens(name),
+                memory.weight_bytes[name], timing,
+            )  # fmt: skip
+        self.changed = False
+        return InstanceSnapshot(
+            instance=self.id, version=self._version, time_s=now_s, seen_seq=self._submitted, healthy=self.view.healthy,
+            capabilities=self.capabilities, models=models, lines=self._lines, round_left_s=round_left_s, round_load_s=load_s,
+            deadline_risk=self.deadline_risk, hbm_used_bytes=memory.used_bytes(), hbm_capacity_bytes=memory.capacity_bytes,
+            slack_bytes=memory.slack_bytes(), host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes(),
+        )  # fmt: skip
+
+    def _free_tokens(self, name: str) -> int:
+        if name == self.view.active:
+            return self.memory.free_tokens()
+        return self.memory.pool_tokens(name)
+
+    def forget(self, key: LineKey) -> None:
+        """A session has ended: its lines are of no interest any more, its cached KV lives until evicted."""
+        if key in self._lines:
+            self._own_lines().pop(key)
+            self.memory.forget(key)
+
+    def _own_lines(self) -> dict[LineKey, LineState]:
+        """The line states, copied first if a snapshot holds them: snapshots never change."""
+        if self._lines_shared:
+            self._lines = dict(self._lines)
+            self._lines_shared = False
+        return self._lines
+
+    # --- events and commands ---------------------------------------------------------------------------------------
+
+    def _happened(self, event: Event) -> None:
+        """Give ``event`` to the scheduler and carry out what it commands; events that follow at once wait their turn."""
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        self.changed = True
+        view, env = self.view, self._env
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                if self._look_again:
+                    self._look_at_waiting()
+                if view.active is not None:
+                    view.models[view.active].free_kv_tokens = self.memory.free_tokens()
+                commands = self._scheduler.step(event, view, env.now)
+                if self._log is not None:
+                    self._log(self.id, event, view, env.now, commands)
+                until_s = None
+                for command in commands:
+                    if type(command) is Wait:
+                        until_s = command.until_s
+                    else:
+                        self._execute(command)
+                self._wake_at(until_s)
+        finally:
+            self._stepping = False
+
+    def _execute(self, command: Command) -> None:
+        kind = type(command)
+        if kind is Admit:
+            for call_id, grant in command.batch:  # type: ignore[union-attr]
+                self._admit(self.runs[call_id], grant, by_sp=command.phase == "SP")  # type: ignore[union-attr]
+        elif kind is Resume:
+            self._resume(command.batch)  # type: ignore[union-attr]
+        elif kind is Stage:
+            self.memory.stage(command.model, command.rate, self._env.now)  # type: ignore[union-attr]
+            self._refresh_residency()
+        elif kind is Unstage:
+            self.memory.unstage()
+            self._refresh_residency()
+        elif kind is Switch or kind is Open:
+            self._begin_switch(command.model)  # type: ignore[union-attr]
+        elif kind is Report:
+            self._report(command.round)  # type: ignore[union-attr]
+        elif kind is Close:
+            self.view.models[command.model].residency = Residency.ABSENT  # type: ignore[union-attr]
+            self.memory.close(command.model)  # type: ignore[union-attr]
+        elif kind is Stop:
+            for call_id in command.call_ids:  # type: ignore[union-attr]
+                self._engine.stop(self.runs[call_id])
+
+    def _wake_at(self, until_s: float | None) -> None:
+        if until_s is None:
+            self._tick = self._tick_at_s = None
+        elif until_s != self._tick_at_s:
+            self._tick_at_s = until_s
+            self._tick = Timeout(self._env, max(0.0, until_s - self._env.now))
+            assert self._tick.callbacks is not None
+            self._tick.callbacks.append(self._on_tick)
+
+    def _on_tick(self, event: KernelEvent) -> None:
+        if event is self._tick:
+            self._tick = self._tick_at_s = None
+            self._happened(Tick())
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def _look(self, run: Run) -> None:
+        """Where the call's prefix is right now."""
+        run.view.device_tokens, run.view.host_tokens = self.memory.prefix(run, self.view.active, self._env.now)
+
+    def _look_at_waiting(self) -> None:
+        self._look_again = False
+        active = self.view.active
+        if active is not None:
+            for call_id in self.view.models[active].waiting:
+                self._look(self.runs[call_id])
+
+    def _admit(self, run: Run, grant: int, *, by_sp: bool) -> None:
+        call, now_s = run.view.call, self._env.now
+        model = self.view.models[call.key.model]
+        promised = run.view.device_tokens + run.view.host_tokens
+        refusal = self.memory.admit(run, grant, now_s)
+        if refusal is not None:
+            if refusal == "never":
+                del model.waiting[call.id], self.runs[call.id]
+                self._inbox.append(Rejected(call.id, "the prompt is larger than the KV pool", final=True))
+                self._host.failed(run, self, "the prompt is larger than the KV pool")
+            else:
+                self._inbox.append(Rejected(call.id, refusal))
+            return
+        del model.waiting[call.id]
+        model.running[call.id] = run.view
+        run.view.device_tokens, run.view.host_tokens = run.device_tokens, run.host_tokens
+        run.grant, run.by_sp, run.admitted_s = grant, by_sp, now_s
+        run.rounds_waited = self.rounds - run.arrived_round
+        if self.memory.evicted():
+            self._look_again = True
+            self._refresh_lines(list(self._lines))
+        cached = run.device_tokens + run.host_tokens
+        if cached < promised:
+            self._inbox.append(RestoredShort(call.id, promised - cached))
+        timing = self._ground.timing[call.key.model]
+        new_tokens = call.prompt_tokens - cached - run.lost_tokens
+        restore_s = timing.restore_s(run.host_tokens) * self.memory.link_contention(now_s)
+        work_s = timing.prefill_s(new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
+        self._engine.prefill(run, restore_s + work_s)
+
+    def _resume(self, batch: tuple[tuple[int, int], ...]) -> None:
+        """Re-entry of held calls: KV that was swapped out comes back first, then one short prefill for all of them."""
+        now_s = self._env.now
+        resumed, move_s, context = [], 0.0, 0
+        timing = None
+        for call_id, grant in batch:
+            run = self.runs[call_id]
+            model = self.view.models[run.view.call.key.model]
+            timing = self._ground.timing[run.view.call.key.model]
+            swapped, swap = run.swapped, self.capabilities.inflight_kv == "swap"
+            if not self.memory.resume(run, grant, now_s):
+                self._inbox.append(Rejected(call_id, "no free KV"))
+                continue
+            if swapped:
+                move_s += timing.swap_s_per_token * run.context_tokens if swap else self._recompute_s(run, timing)
+            model.running[call_id] = model.held.pop(call_id)
+            run.grant = grant
+            context += run.context_tokens
+            resumed.append(run)
+        if resumed and timing is not None:
+            self._engine.resume(resumed, move_s + timing.prefill_s(len(resumed), context // len(resumed)))
+
+    def _recompute_s(self, run: Run, timing: Timing) -> float:
+        host = self.memory.restorable(run)
+        return timing.restore_s(host) + timing.prefill_s(0, host, run.context_tokens - host)
+
+    def _on_first_token(self, run: Run) -> None:
+        if run.first_token_s < 0.0:  # a call that a dead engine had begun keeps the token that its client saw
+            run.first_token_s = self._env.now
+        self.memory.restored(run)
+        self._happened(FirstToken(run.view.call.id))
+
+    def _on_segment_end(self, run: Run, reason: str) -> None:
+        call = run.view.call
+        model = self.view.models[call.key.model]
+        engine = self._engine
+        model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
+        model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
+        del model.running[call.id]
+        if run.output_tokens == 0:  # cancelled while it ran
+            del self.runs[call.id]
+            self.memory.drop(run, self._env.now)
+            self._host.failed(run, self, "cancelled")
+            self._happened(Cancelled(call.id))
+            return
+        if reason != "finished":
+            model.held[call.id] = run.view
+        else:
+            del self.runs[call.id]
+            self.memory.finish(run, self._env.now)
+            self._own_lines()[call.key] = self.memory.line_state(call.key, self._env.now, self._env.now)
+            self._host.finished(run, self)
+        self._happened(SegmentEnded(call.id, run.view.generated_tokens, reason))
+
+    # --- switches --------------------------------------------------------------------------------------------------
+
+    def _begin_switch(self, target: str) -> None:
+        """Tear the active model down, then let the five phases pass (SPEC §5.4)."""
+        assert self._engine.idle, "a switch met a busy engine"
+        now_s, source = self._env.now, self.view.active
+        held = [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else []
+        plan = self.memory.plan_switch(source, target, held, now_s)
+        factor = self._ground.switch_factor()
+        moved_s = plan.move_s * self._ground.rank_factor()
+        p1, p3, p4, p5 = plan.fixed_s
+        phases = (p1 * factor + plan.drain_s, moved_s * factor, p3 * factor, p4 * factor, p5 * factor)
+        record = SwitchRecord(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
+        if source is not None:
+            self._lose_device(source)
+            self.view.models[source].residency = Residency.PARKED
+        self.view.active = None
+        self._activity = Timeout(self._env, sum(phases), record)
+        assert self._activity.callbacks is not None
+        self._activity.callbacks.append(self._finish_switch)
+
+    def _finish_switch(self, event: KernelEvent) -> None:
+        if event is not self._activity:
+            return
+        self._activity = None
+        record: SwitchRecord = event.value
+        self.memory.activate(record.target, self._env.now)
+        self._engine.load(self._ground.timing[record.target])
+        self.view.active = record.target
+        model = self.view.models[record.target]
+        model.residency, model.coverage = Residency.ACTIVE, 0.0
+        model.leases = {key: times for key, times in model.leases.items() if times[1] > self._env.now}
+        self._refresh_residency()
+        self._sync_decode_counters(model)
+        self._look_again = True
+        self._host.switched(self, record)
+        self._happened(SwitchDone(record.target, record.phases_s, record.path))
+        self._host.publish(self)
+
+    def _sync_decode_counters(self, model: ModelView) -> None:
+        """Decode counters are the engine's, which serves one model at a time: start the new slot from where they are."""
+        engine = self._engine
+        model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
+        model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
+
+    def _lose_device(self, model: str) -> None:
+        """The KV region of ``model`` is released: its lines are what the host registry still has of them."""
+        self._refresh_lines(key for key, state in self._lines.items() if state.tier is Tier.DEVICE and key.model == model)
+
+    def _refresh_lines(self, keys: Iterable[LineKey]) -> None:
+        fresh = {key: self.memory.line_state(key, self._lines[key].last_use_s, self._env.now) for key in keys}
+        if fresh:
+            self._own_lines().update(fresh)
+
+    def _refresh_residency(self) -> None:
+        """Parked models that have some weights on the device are staged (SPEC §5.6)."""
+        staged = self.memory.staged_model
+        for name, model in self.view.models.items():
+            if model.residency in (Residency.PARKED, Residency.STAGED):
+                model.residency = Residency.STAGED if name == staged else Residency.PARKED
+                model.coverage = self.memory.coverage(name, self._env.now)
+
+    def stage_progress(self) -> None:
+        """Tell the scheduler how far staging has come."""
+        staged = self.memory.staged_model
+        if staged is not None:
+            self._refresh_residency()
+            self._happened(StageProgress(staged, self.view.models[staged].coverage, self.memory.dirty_share()))
+
+    def open_at_start(self, models: tuple[str, ...]) -> None:
+        """Models that are resident when the run starts; the first is active."""
+        for name in models:
+            self.memory.open(name)
+            self.view.models[name].residency = Residency.PARKED
+        if models:
+            self.view.active = models[0]
+            self.view.models[models[0]].residency = Residency.ACTIVE
+            self.memory.activate(models[0], self._env.now)
+            self._engine.load(self._ground.timing[models[0]])
+
+    # --- rounds and faults -----------------------------------------------------------------------------------------
+
+    def _report(self, summary: RoundSummary) -> None:
+        self._predictor.observe(summary)
+        for name, model in self.view.models.items():
+            model.timing = self._predictor.timing(name)
+        self.rounds += 1
+        self.deadline_risk += summary.at_risk
+        for slot in summary.slots:
+            for call_id in slot.parked_calls:
+                run = self.runs.get(call_id)
+                if run is not None:
+                    run.parked += 1
+        self._host.round_closed(self, summary)
+
+    def engine_down(self, rank: int) -> None:
+        """The engine dies: everything in it waits again with its KV lost; a switch under way fails."""
+        self._engine.abort()
+        self._activity = self._tick = self._tick_at_s = None
+        self.view.healthy = False
+        for model in self.view.models.values():
+            for calls in (model.running, model.held):
+                for call_id in list(calls):
+                    run = self.runs[call_id]
+                    self.memory.drop(run, self._env.now)
+                    run.view.generated_tokens = 0
+                    run.swapped = False
+                    model.waiting[call_id] = calls.pop(call_id)
+            if model.residency is not Residency.ABSENT:
+                model.residency = Residency.PARKED
+        self.memory.crash()
+        self.view.active = None
+        self._own_lines().clear()
+        self._look_again = True
+        for model in self.view.models.values():
+            for call_id in model.waiting:
+                self._look(self.runs[call_id])
+        self._happened(EngineDown(rank))
+        self._host.publish(self)
+
+    def engine_up(self) -> None:
+        self.view.healthy = True
+        self._happened(EngineUp())
+        self._host.publish(self)
+
+    def switch_failed(self, why: str) -> None:
+        """The switch under way does not succeed; no model is active afterwards."""
+        assert self._activity is not None
+        record: SwitchRecord = self._activity.value
+        self._activity = None
+        self._happened(SwitchFailed(record.target, why))

@@ -1,0 +1,395 @@
+"""The memory of one simulated TP group: the real substrate objects, moved along in simulated time.
+
+Device KV belongs to the active model and lives in the pool that the bump layout leaves it; host KV of all models lives in
+the registry; the next model's weights are staged into the clean tail of the KV region. Copies take time: a checkpoint is
+exposed when its transfer is over, staging advances with the clock. Ranks are symmetric, so one set of books stands for all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from talaria.policy.calls import LineKey
+from talaria.policy.snapshot import LineState, Tier
+from talaria.profiles import Profile
+from talaria.sim.engine import Run
+from talaria.substrate.device import DeviceCache
+from talaria.substrate.layout import BumpLayout, ModelMemory, Regions
+from talaria.substrate.pages import PagePool
+from talaria.substrate.prefix import PrefixForest
+from talaria.substrate.registry import Hold, HostRegistry, Ticket
+from talaria.substrate.staging import StagingMap
+from talaria.substrate.switch import plan_switch
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchCost:
+    """A planned switch in seconds of ground truth before variation; bytes are per rank."""
+
+    path: str
+    drain_s: float
+    """Outstanding checkpoints of the source, and in-flight KV that is swapped out."""
+    fixed_s: tuple[float, float, float, float]
+    """Phases 1, 3, 4 and 5."""
+    move_s: float
+    coverage: float
+    dirty: float
+    d2d_bytes: int
+    h2d_bytes: int
+
+
+def layouts(profile: Profile, models: Iterable[str]) -> tuple[BumpLayout, dict[str, ModelMemory]]:
+    """The managed buffer of one GPU, and what each model needs of it. Raises LayoutError if the buffer is impossible."""
+    hardware = profile.hardware
+    layout = BumpLayout(hardware.bump_bytes, hardware.device_cap_bytes)
+    needs = {
+        name: ModelMemory(
+            name, profile.model(name).weight_bytes, profile.model(name).kv_bytes_per_token * hardware.page_tokens, hardware.runtime_bytes,
+            residue_bytes=hardware.residue_bytes,
+        )
+        for name in models
+    }  # fmt: skip
+    return layout, needs
+
+
+class InstanceMemory:
+    """Books of one instance. Times are absolute seconds of the simulation; they never go back."""
+
+    def __init__(self, profile: Profile, models: tuple[str, ...], forest: PrefixForest, *, hkvr: bool, swap: bool) -> None:
+        self._profile = profile
+        self._hardware = profile.hardware
+        self._numbers = {name: profile.model(name) for name in models}
+        self._layout, self._needs = layouts(profile, models)
+        self._regions: dict[str, Regions] = {name: self._layout.regions(need) for name, need in self._needs.items()}
+        self._captured: dict[str, Regions] = {}
+        self._forest = forest
+        self._hkvr = hkvr
+        self._swap = swap
+        spacing = max((numbers.checkpoint_tokens for numbers in self._numbers.values()), default=0)
+        page_tokens = self._hardware.page_tokens
+        self._registry = HostRegistry(
+            self._hardware.host_kv_bytes if hkvr else 0, 1, page_tokens, checkpoint_tokens=-(-spacing // page_tokens) * page_tokens,
+            forest=forest,
+        )  # fmt: skip
+        self._cache: DeviceCache | None = None
+        self._active: str | None = None
+        self._staging: StagingMap | None = None
+        self._staged_at_s = 0.0
+        self._staging_bytes_per_s = 0.0
+        self._copies: deque[tuple[float, Ticket]] = deque()
+        self._link_free_s = 0.0
+        self._pins: dict[int, Hold] = {}
+        self._paths: dict[LineKey, tuple[int, int]] = {}
+        self._evictions_seen = (0, 0)
+        self.weight_bytes = {name: numbers.total_weight_bytes for name, numbers in self._numbers.items()}
+        self.capacity_bytes = self._hardware.hbm_bytes * self._hardware.tp
+        self.host_capacity_misses = 0
+        self.peak_bytes = 0
+
+    # --- prefixes --------------------------------------------------------------------------------------------------
+
+    def prefix(self, run: Run, active: str | None, now_s: float) -> tuple[int, int]:
+        """(device, host) tokens of the call's prompt that need no recomputation; its last token is always computed."""
+        self._settle(now_s)
+        call = run.view.call
+        model, limit = call.key.model, self._reusable(call.prompt_tokens)
+        spans = self._forest.spans(run.node, call.prompt_tokens)
+        device = min(limit, self._cache.match(spans)) if self._cache is not None and model == active else 0
+        return device, min(limit, self._registry.match(model, spans, device)) - device
+
+    def _reusable(self, prompt_tokens: int) -> int:
+        page = self._hardware.page_tokens
+        return (prompt_tokens - 1) // page * page
+
+    def admit(self, run: Run, grant: int, now_s: float) -> str | None:
+        """Reserve the KV of prompt and grant and pin what is to be restored. None, or why not: ``never`` or a reason."""
+        assert self._cache is not None
+        call = run.view.call
+        run.device_tokens, run.host_tokens = self.prefix(run, call.key.model, now_s)
+        cached = run.device_tokens + run.host_tokens
+        run.lost_tokens = max(0, call.reusable_tokens - cached)
+        spans = self._forest.spans(run.node, call.prompt_tokens + min(grant + 1, run.output_tokens))
+        if -(-spans[-1][2] // self._hardware.page_tokens) > self._cache.pool.total:
+            return "never"
+        if run.host_tokens:
+            self._pins[call.id] = self._registry.pin(call.key.model, self._forest.spans(run.node, cached), cached)
+        if not self._allocate(lambda cache: cache.acquire(spans, now_s), now_s):
+            self.restored(run)
+            return "no free KV"
+        run.spans = spans
+        if run.lost_tokens >= self._hardware.page_tokens and self._hkvr:
+            declined = self._registry.declines(call.key.model, self._forest.spans(run.node, call.prompt_tokens), run.device_tokens)
+            self.host_capacity_misses += not declined and call.key in self._paths
+        return None
+
+    def restored(self, run: Run) -> None:
+        """The restore of an admitted call is over: its DMA pins go."""
+        pin = self._pins.pop(run.view.call.id, None)
+        if pin is not None:
+            self._registry.unpin(pin)
+
+    def resume(self, run: Run, grant: int, now_s: float) -> bool:
+        """Reserve the KV of one more grant; a swapped call gets its pages back."""
+        call = run.view.call
+        tokens = call.prompt_tokens + min(run.view.generated_tokens + grant, run.output_tokens)
+        spans, held = self._forest.spans(run.node, tokens), run.spans
+        if run.swapped:
+            done = self._allocate(lambda cache: cache.acquire(spans, now_s), now_s)
+        else:
+            done = self._allocate(lambda cache: cache.extend(held, spans, now_s), now_s)
+        if done:
+            run.spans, run.swapped = spans, False
+        return done
+
+    def restorable(self, run: Run) -> int:
+        """Tokens of an in-flight call's context that the registry holds."""
+        return self._registry.match(run.view.call.key.model, self._forest.spans(run.node, run.context_tokens))
+
+    def _allocate(self, attempt: Callable[[DeviceCache], bool], now_s: float) -> bool:
+        """Take pages around the chunk that staging is writing; staged chunks that they overlap are dirty."""
+        cache, staging = self._cache, self._staging
+        assert cache is not None and staging is not None
+        self._advance_staging(now_s)
+        writing = staging.in_flight_pages
+        if writing is not None:
+            cache.pool.block(*writing)
+        done = attempt(cache)
+        if writing is not None:
+            cache.pool.unblock(*writing)
+            if not done:
+                staging.cancel_in_flight()
+                done = attempt(cache)
+        staging.dirty(cache.take_new_extents())
+        return done
+
+    def finish(self, run: Run, now_s: float) -> None:
+        """The call is complete: its KV turns into idle cache, and a copy to the host begins."""
+        assert self._cache is not None
+        call = run.view.call
+        tokens = call.prompt_tokens + run.output_tokens - 1
+        self._cache.release(run.spans, tokens, now_s)
+        self._paths[call.key] = (run.node, tokens)
+        if self._hkvr:
+            self._checkpoint(run, tokens, now_s)
+
+    def drop(self, run: Run, now_s: float) -> None:
+        """The call will not go on here; what its prompt computed may serve others."""
+        self.restored(run)
+        if self._cache is not None and run.spans and not run.swapped:
+            self._cache.release(run.spans, run.view.call.prompt_tokens if run.view.generated_tokens else 0, now_s)
+        run.spans = ()
+
+    def _checkpoint(self, run: Run, tokens: int, now_s: float) -> None:
+        key = run.view.call.key
+        numbers, hardware = self._numbers[key.model], self._hardware
+        ticket = self._registry.checkpoint(
+            key.model, self._forest.spans(run.node, tokens), numbers.kv_bytes_per_token * hardware.tp, now_s, family=numbers.family, owner=key
+        )
+        if ticket is not None:
+            begins_s = max(now_s, self._link_free_s)
+            self._link_free_s = begins_s + ticket.bytes / hardware.tp / hardware.d2h_bytes_per_s
+            self._copies.append((self._link_free_s, ticket))
+
+    def _settle(self, now_s: float) -> None:
+        """Expose the checkpoints whose copies are over by now."""
+        while self._copies and self._copies[0][0] <= now_s:
+            self._registry.commit_all(self._copies.popleft()[1])
+
+    def protect(self, key: LineKey, leased: bool) -> None:
+        """A leased line's KV is evicted from the host last."""
+        if leased:
+            self._registry.protect(key)
+        else:
+            self._registry.unprotect(key)
+
+    def line_state(self, key: LineKey, last_use_s: float, now_s: float) -> LineState:
+        """What the router may know of a line that was served here."""
+        node, tokens = self._paths[key]
+        self._settle(now_s)
+        spans = self._forest.spans(node, tokens)
+        if self._cache is not None and key.model == self._active:
+            device = self._cache.match(spans)
+            if device > 0:
+                return LineState(Tier.DEVICE, self._registry.match(key.model, spans, device), last_use_s)
+        host = self._registry.match(key.model, spans)
+        return LineState(Tier.HOST if host else Tier.MISSING, host, last_use_s)
+
+    def forget(self, key: LineKey) -> None:
+        self._paths.pop(key, None)
+        self._registry.unprotect(key)
+
+    def evicted(self) -> bool:
+        """Whether anything was evicted since this was last asked: what is known of prefixes may be stale."""
+        device = self._cache.evicted_pages if self._cache is not None else 0
+        seen, self._evictions_seen = self._evictions_seen, (device, self._registry.evictions)
+        return seen != self._evictions_seen
+
+    def free_tokens(self) -> int:
+        return self._cache.free_tokens() if self._cache is not None else 0
+
+    def pool_tokens(self, model: str) -> int:
+        return self._regions[model].kv_pages * self._hardware.page_tokens
+
+    # --- models ----------------------------------------------------------------------------------------------------
+
+    def open(self, model: str) -> None:
+        """``model`` leaves ``absent``: it has a host image, captured graphs and shells from now on."""
+        self._captured[model] = self._regions[model]
+        self.peak_bytes = max(self.peak_bytes, self._layout.peak_bytes(self._needs[name] for name in self._captured))
+
+    def close(self, model: str) -> None:
+        del self._captured[model]
+
+    def activate(self, model: str, now_s: float) -> None:
+        """The KV region of ``model`` begins, empty."""
+        if model not in self._captured:
+            self.open(model)
+        regions, numbers, hardware = self._regions[model], self._numbers[model], self._hardware
+        self._active = model
+        self._cache = DeviceCache(PagePool(regions.kv_pages), hardware.page_tokens, self._forest)
+        page_bytes = max(1, numbers.kv_bytes_per_token * hardware.page_tokens // numbers.layers)
+        self._staging = StagingMap(numbers.layers, hardware.chunk_bytes, regions.kv_pages, page_bytes)
+        self._evictions_seen = (0, self._registry.evictions)
+        self._staged_at_s = now_s
+
+    @property
+    def staged_model(self) -> str | None:
+        return self._staging.target if self._staging is not None else None
+
+    def stage(self, model: str, rate: float, now_s: float) -> None:
+        assert self._staging is not None and self._cache is not None
+        self._staging.begin(model, self._numbers[model].weight_bytes, self._cache.pool.high_water)
+        self._staged_at_s = now_s
+        self._staging_bytes_per_s = rate * self._hardware.staging_bytes_per_s
+
+    def unstage(self) -> None:
+        if self._staging is not None:
+            self._staging.cancel()
+
+    def _advance_staging(self, now_s: float) -> None:
+        staging = self._staging
+        if staging is None or staging.target is None or self._cache is None:
+            return
+        staging.advance(int((now_s - self._staged_at_s) * self._staging_bytes_per_s), self._cache.pool.high_water)
+        self._staged_at_s = now_s
+
+    def coverage(self, model: str, now_s: float) -> float:
+        """Share of ``model``'s weights that is staged clean by now."""
+        if self._staging is None or self._staging.target != model:
+            return 0.0
+        self._advance_staging(now_s)
+        return self._staging.coverage()
+
+    def dirty_share(self) -> float:
+        return self._staging.dirty_share() if self._staging is not None else 0.0
+
+    def link_contention(self, now_s: float) -> float:
+        """How much slower other H2D copies are while staging is at work."""
+        staging = self._staging
+        if staging is None or staging.target is None:
+            return 1.0
+        self._advance_staging(now_s)
+        return self._hardware.contention_factor if staging.coverage() < 1.0 and staging.slack_bytes > 0 else 1.0
+
+    def plan_switch(self, source: str | None, target: str, held: list[Run], now_s: float) -> SwitchCost:
+        """Tear ``source`` down: drain its checkpoints, move its in-flight KV away, release its region (SPEC §5.4)."""
+        contention = self.link_contention(now_s)
+        numbers, hardware = self._numbers[target], self._hardware
+        plan = plan_switch(
+            source, target, numbers.weight_bytes, registry=self._registry, staging=self._staging, captured=self._captured.get(target),
+            regions=self._regions[target],
+        )  # fmt: skip
+        coverage, dirty = (self._staging.coverage(), self._staging.dirty_share()) if plan.gather and self._staging else (0.0, 0.0)
+        drain_s = self._swap_out(held, now_s)
+        drain_s += self._drain({ticket.id for ticket in plan.drain}, now_s)
+        if self._cache is not None:
+            self._cache.clear()
+        self._cache, self._staging, self._active = None, None, None
+        phases = hardware.phases_s
+        if plan.path == "open":
+            move_s = max(0.0, numbers.open_s - sum(phases))
+        else:
+            move_s = plan.d2d_bytes / hardware.d2d_bytes_per_s + plan.h2d_bytes / hardware.h2d_bytes_per_s * contention
+        return SwitchCost(plan.path, drain_s, phases, move_s, coverage, dirty, plan.d2d_bytes, plan.h2d_bytes)
+
+    def _swap_out(self, held: list[Run], now_s: float) -> float:
+        """In-flight KV leaves the device: to host buffers of its own (swap), or only as far as the registry takes it."""
+        moved_tokens_s = 0.0
+        for run in held:
+            model = run.view.call.key.model
+            if self._swap:
+                moved_tokens_s += run.context_tokens * self._numbers[model].kv_bytes_per_token / self._hardware.d2h_bytes_per_s
+            elif self._hkvr:
+                self._checkpoint(run, run.context_tokens - 1, now_s)
+            if self._cache is not None and not run.swapped:
+                self._cache.release(run.spans, 0, now_s)
+            run.swapped = True
+        return moved_tokens_s
+
+    def _drain(self, outstanding: set[int], now_s: float) -> float:
+        """Wait for the source's copies; other models' copies go on beside (SPEC §5.2, switch barrier)."""
+        kept: deque[tuple[float, Ticket]] = deque()
+        until_s = now_s
+        for due_s, ticket in self._copies:
+            if ticket.id in outstanding:
+                until_s = max(until_s, due_s)
+                self._registry.commit_all(ticket)
+            else:
+                kept.append((due_s, ticket))
+        self._copies = kept
+        return until_s - now_s
+
+    def crash(self) -> None:
+        """The engine process is gone: device KV, staged weights and unfinished copies with it; the registry survives."""
+        for _, ticket in self._copies:
+            self._registry.abort(ticket)
+        self._copies.clear()
+        if self._cache is not None:
+            self._cache.clear()
+        self._cache, self._staging, self._active = None, None, None
+
+    # --- sizes, over all ranks -------------------------------------------------------------------------------------
+
+    def used_bytes(self) -> int:
+        """Weights of the active model, locked KV, and what opened models leave on the device."""
+        used = len(self._captured) * self._hardware.residue_bytes
+        if self._cache is not None and self._active is not None:
+            numbers = self._numbers[self._active]
+            used += numbers.weight_bytes + self._cache.locked_pages * self._hardware.page_tokens * numbers.kv_bytes_per_token
+        return used * self._hardware.tp
+
+    def kv_bytes(self) -> int:
+        """Resident KV of the active model, idle cache included, per GPU."""
+        if self._cache is None or self._active is None:
+            return 0
+        return self._cache.resident_tokens * self._numbers[self._active].kv_bytes_per_token
+
+    def slack_bytes(self) -> int:
+        return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0
+
+    def host_kv_bytes(self) -> int:
+        return self._registry.used_bytes
+
+    def host_weight_bytes(self) -> int:
+        return sum(self.weight_bytes[name] for name in self._captured)
+
+    @property
+    def restore_skips(self) -> Mapping[str, int]:
+        return self._registry.restore_skips
+
+    def audit(self) -> list[str]:
+        """What does not balance when all calls have ended; empty in a correct run."""
+        self._settle(float("inf"))
+        wrong = []
+        if self._pins:
+            wrong.append(f"{len(self._pins)} DMA pins left")
+        if self._registry.held_bytes:
+            wrong.append(f"{self._registry.held_bytes} bytes of the host registry still held")
+        if self._cache is not None:
+            if self._cache.locked_pages:
+                wrong.append(f"{self._cache.locked_pages} pages still locked")
+            if self._cache.pool.used * self._hardware.page_tokens != self._cache.resident_tokens:
+                wrong.append("pages in use differ from pages that hold a prefix")
+        return wrong
