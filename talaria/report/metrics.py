@@ -267,7 +267,7 @@ def events_per_round_deferred(run: Measured) -> float | None:
 
 @metric("", "lower")
 def model_opens(run: Measured) -> float:
-    """Calls whose placement made a model leave `absent`, or made the transition that the scenario counts as an open."""
+    """Calls whose placement made a model leave the absent state, or made the transition that the scenario counts as an open."""
     return float(np.count_nonzero(_flagged(run, FLAG_OPEN)))
 
 

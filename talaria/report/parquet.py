@@ -40,7 +40,7 @@ METADATA = b"talaria.record"
 
 
 class RecordWriter:
-    """Writes records into ``directory``, one after the other; ``close`` finishes the files. Same records, same bytes."""
+    """Writes records into ``directory``, one after the other; ``close`` completes the files. Same records, same bytes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -61,10 +61,11 @@ class RecordWriter:
         self._scalars.append({name: getattr(record, name) for name in SCALARS})
 
     def close(self) -> None:
+        """Complete the files; without effect a second time."""
         if "calls" in self._writers:
             self._writers["calls"].add_key_value_metadata({METADATA: json.dumps(self._scalars, sort_keys=True)})
-        for writer in self._writers.values():
-            writer.close()
+        while self._writers:
+            self._writers.popitem()[1].close()
 
 
 def file_name(table: str) -> str:
@@ -79,7 +80,7 @@ def read_records(directory: Path) -> list[RunRecord]:
 
     path = directory / file_name("calls")
     try:
-        metadata = pq.read_schema(path).metadata or {}
+        metadata = pq.read_metadata(path).metadata
         records = {scalars["seed"]: _empty(scalars) for scalars in json.loads(metadata[METADATA])}
         for name in TABLES:
             path = directory / file_name(name)
@@ -130,7 +131,8 @@ def _derived(record: RunRecord) -> dict[str, Any]:
 
     calls, names = record.calls, record.session_names
     bits, enqueued_s, session = calls["flags"], calls["enqueued_s"], calls["session"]
-    labels = [names[number] if names else str(number) for number in range(int(session.max(initial=-1)) + 1)] if len(session) else []
+    known = int(session.max()) + 1 if len(session) else 0
+    labels = names[:known] if names else [str(number) for number in range(known)]
     return {
         "session_name": pa.DictionaryArray.from_arrays(pa.array(session.astype(np.int32)), pa.array(labels, pa.string())),
         "placed_at_s": pa.array(enqueued_s + calls["placed_s"]),

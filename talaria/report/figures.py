@@ -1,0 +1,307 @@
+"""The figures of a run, of a comparison and of a sweep. Each takes records or estimates and returns a matplotlib Figure.
+
+``Runs`` maps a configuration's name to its records, one per seed; a figure of one run has one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from talaria.report.measured import Array, measured
+from talaria.report.metrics import METRICS, OPEN
+from talaria.report.record import PATHS, RunRecord
+from talaria.report.statistics import Estimate
+from talaria.report.style import ACTIVITIES, INK, MEMORY_COLOURS, PATH_COLOURS, SERIES, panels, styled
+from talaria.workload.stats import nearest_rank
+
+Runs = Mapping[str, Sequence[RunRecord]]
+
+MOST_POINTS = 400
+"""More points than this make a curve larger on disk and no clearer on screen."""
+MOST_BARS = 80
+GIB = 2**30
+
+
+@styled
+def latency_cdfs(runs: Runs) -> Any:
+    """SCT of completed sessions and schedule-aware TTFT of completed calls as cumulative shares, all seeds pooled."""
+    figure, (sessions, calls) = panels(2)
+    for colour, (config, records) in zip(_colours(runs), runs.items(), strict=True):
+        windows = [measured(record) for record in records]
+        _cdf(sessions, [window.sessions.completed for window in windows], colour, config)
+        _cdf(calls, [window.ttft_s[window.completed] for window in windows], colour, config if len(runs) > 1 else "all calls")
+        if len(runs) == 1:
+            returns = [window.ttft_s[window.completed & window.returns] for window in windows]
+            _cdf(calls, returns, SERIES[1], "returns only", dashed=True)
+    sessions.set(title="Session completion time", xlabel="SCT, s", ylabel="share of sessions")
+    calls.set(title="Time to first token", xlabel="TTFT, schedule-aware, s", ylabel="share of calls")
+    for axes in (sessions, calls):
+        axes.set_xscale("log")
+        _plain_log(axes.xaxis)
+        axes.set_ylim(0, 1.02)
+    _legend(sessions if len(runs) > 1 else calls, loc="lower right")
+    return figure
+
+
+@styled
+def sct_by_configuration(runs: Runs) -> Any:
+    """One row per configuration: every session's SCT as a dot, quartiles as a box, the median in figures."""
+    figure, (axes,) = panels(height_in=0.9 + 0.52 * max(len(runs), 2))
+    labels = list(runs)
+    for row, (colour, config) in enumerate(zip(_colours(runs), labels, strict=True)):
+        scts_s = _pooled([measured(record).sessions.completed for record in runs[config]])
+        if len(scts_s) == 0:
+            continue
+        shown_s = _thinned(np.sort(scts_s))
+        # Dots are spread by rank, not by chance: the same run is the same picture.
+        jitter = ((np.arange(len(shown_s)) * 0.618) % 1.0 - 0.5) * 0.5
+        axes.scatter(shown_s, row + jitter, s=9, color=colour, alpha=0.35, linewidths=0)
+        low_s, first_s, median_s, third_s, high_s = (nearest_rank(np.sort(scts_s).tolist(), percent) for percent in (5, 25, 50, 75, 95))
+        axes.bxp(
+            [{"whislo": low_s, "q1": first_s, "med": median_s, "q3": third_s, "whishi": high_s}],
+            positions=[row],
+            orientation="horizontal",
+            widths=0.56,
+            showfliers=False,
+            medianprops={"color": INK, "linewidth": 2},
+            boxprops={"color": colour},
+            whiskerprops={"color": colour},
+            capprops={"color": colour},
+        )
+        axes.annotate(f"{median_s:.3g} s", (median_s, row - 0.34), ha="center", va="bottom", fontsize=8.5)
+    axes.set(title="Session completion time by configuration", xlabel="SCT, s (box: quartiles, whiskers: 5 % and 95 %)", xscale="log")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.35, -0.7)
+    axes.tick_params(axis="y", labelcolor=INK)
+    _plain_log(axes.xaxis)
+    return figure
+
+
+@styled
+def round_composition(record: RunRecord, bound_s: float | None = None) -> Any:
+    """What rounds are spent on over the run: bars stack to the mean round length of their stretch of time.
+
+    ``bound_s`` draws the round bound γ·T_TTFT (SPEC §4.4).
+    """
+    figure, (axes,) = panels()
+    starts_s, parts = _round_parts(record)
+    if len(starts_s):
+        bars = min(MOST_BARS, len(starts_s))
+        edges_s = np.linspace(starts_s.min(), np.nextafter(starts_s.max(), np.inf), bars + 1)
+        place = np.clip(np.searchsorted(edges_s, starts_s, side="right") - 1, 0, bars - 1)
+        count = np.maximum(np.bincount(place, minlength=bars), 1)
+        bottom = np.zeros(bars)
+        for name, values_s in parts.items():
+            height = np.bincount(place, weights=values_s, minlength=bars) / count
+            if height.sum() > 1e-3 * (bottom.sum() + height.sum()):
+                axes.bar(edges_s[:-1], height, np.diff(edges_s), bottom, align="edge", color=ACTIVITIES[name], label=name, linewidth=0)
+            bottom += height
+        if bound_s is not None:
+            axes.axhline(bound_s, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="round bound")
+        _legend_beside(axes)
+    axes.set(title="Round composition", xlabel="time, s", ylabel="mean seconds per round")
+    axes.grid(axis="x", visible=False)
+    axes.margins(x=0.01)
+    return figure
+
+
+@styled
+def switch_latency(runs: Runs) -> Any:
+    """Duration of logical switches as cumulative shares, and the paths they took, opens excluded."""
+    figure, (latency, mix) = panels(2, widths=(1.15, 1.0))
+    labels = list(runs)
+    for row, (colour, config) in enumerate(zip(_colours(runs), labels, strict=True)):
+        windows = [measured(record) for record in runs[config]]
+        kept = [window.switch_total_s[window.switch_path != OPEN] for window in windows]
+        _cdf(latency, kept, colour, config)
+        paths = _pooled([window.switch_path for window in windows])
+        total, left = np.count_nonzero(paths != OPEN), 0.0
+        for path, path_colour in PATH_COLOURS.items():
+            share = np.count_nonzero(paths == PATHS.index(path)) / total if total else 0.0
+            mix.barh(row, share, left=left, height=0.6, color=path_colour, label=path if row == 0 else None)
+            if share >= 0.07:
+                mix.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", fontsize=9)
+            left += share
+    latency.set(title="Switch latency", xlabel="slowest rank, s", ylabel="share of switches", ylim=(0, 1.02))
+    latency.set_xlim(left=0)
+    mix.set(title="Switch path", xlabel="share of switches", xlim=(0, 1))
+    mix.set_yticks(range(len(labels)), labels)
+    mix.tick_params(axis="y", labelcolor=INK)
+    margin = 0.6 if len(labels) > 1 else 1.2
+    mix.set_ylim(len(labels) - 1 + margin, -margin)
+    mix.grid(axis="y", visible=False)
+    mix.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    if len(runs) > 1:
+        _legend(latency, loc="lower right")
+    return figure
+
+
+@styled
+def hbm_footprint(record: RunRecord) -> Any:
+    """Weights, KV and staged weights per GPU over time, on the instance whose footprint grows largest, with the run's peak."""
+    figure, (axes,) = panels()
+    samples = record.hbm_samples
+    if samples is not None and len(samples):
+        parts = {"weights": samples["weights_bytes"], "KV": samples["kv_bytes"], "staged": samples["staged_bytes"]}
+        total = np.sum([values.astype(float) for values in parts.values()], axis=0)
+        instance = samples["instance"][np.argmax(total)]
+        rows = np.flatnonzero(samples["instance"] == instance)
+        rows = rows[_peaks(total[rows])]
+        stacks = [values[rows] / GIB for values in parts.values()]
+        axes.stackplot(samples["time_s"][rows], *stacks, labels=list(parts), colors=list(MEMORY_COLOURS.values()), step="post", linewidth=0)
+        axes.axhline(record.peak_hbm_bytes / GIB, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="peak of the run")
+        _legend_beside(axes)
+        axes.set_title(f"Memory of one GPU of {record.instances[instance]}")
+    axes.set(xlabel="time, s", ylabel="HBM, GiB", ylim=(0, None))
+    axes.margins(x=0.01)
+    return figure
+
+
+@styled
+def sweep_tradeoff(knob: str, unit: str, values: Sequence[Any], points: Sequence[Mapping[str, Estimate]]) -> Any:
+    """What a knob trades: residency and locality, the wait of returns, the sessions' time; bands are 95 % intervals."""
+    figure, axes_of = panels(len(SWEEP_PANELS))
+    at = _positions(values)
+    for axes, (title, label, names) in zip(axes_of, SWEEP_PANELS, strict=True):
+        for name, colour in zip(names, SERIES, strict=False):
+            _band(axes, at, [point[name] for point in points], colour, LABELS[name])
+        axes.set(title=title, xlabel=f"{knob}, {unit}" if unit else knob, ylabel=label)
+        axes.set_xticks(at, [_tick(value) for value in values])
+        axes.grid(axis="x", visible=False)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, columnspacing=1.2, handlelength=1.4)
+        if label.endswith(", s"):
+            axes.set_ylim(bottom=0)
+    return figure
+
+
+@styled
+def heat_maps(
+    knobs: tuple[str, str], rows: Sequence[Any], columns: Sequence[Any], means: Mapping[str, Sequence[Sequence[float | None]]]
+) -> Any:
+    """One map per metric of ``means`` (rows × columns) over two knobs; darker is better. An undefined cell stays empty."""
+    figure, axes_of = panels(len(means), height_in=1.6 + 0.42 * max(len(rows), 4))
+    for axes, (name, grid) in zip(axes_of, means.items(), strict=True):
+        values = np.array([[np.nan if cell is None else cell for cell in line] for line in grid], dtype=float)
+        map_name = "Blues" if METRICS[name].better == "higher" else "Blues_r"
+        image = axes.imshow(values, cmap=map_name, aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                red, green, blue, _ = image.cmap(image.norm(value))
+                ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
+                axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=ink, fontsize=9)
+        axes.set(title=name, xlabel=knobs[1], ylabel=knobs[0])
+        axes.set_xticks(range(len(columns)), [_tick(value) for value in columns])
+        axes.set_yticks(range(len(rows)), [_tick(value) for value in rows])
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+LABELS = {
+    "residency_hit": "residency hit",
+    "same_instance_return": "same instance",
+    "return_ttft_p50_s": "p50",
+    "return_ttft_p95_s": "p95",
+    "sct_p50_s": "p50",
+    "sct_p95_s": "p95",
+}
+SWEEP_PANELS = (
+    ("Residency and locality", "share", ("residency_hit", "same_instance_return")),
+    ("Returns", "TTFT, schedule-aware, s", ("return_ttft_p50_s", "return_ttft_p95_s")),
+    ("Sessions", "SCT, s", ("sct_p50_s", "sct_p95_s")),
+)
+"""Title, vertical axis and metrics of each panel of a sweep."""
+
+
+def _colours(runs: Runs) -> list[str]:
+    return [SERIES[number % len(SERIES)] for number in range(len(runs))]
+
+
+def _pooled(parts: Sequence[Array]) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _thinned(ascending: Array) -> Array:
+    if len(ascending) <= MOST_POINTS:
+        return ascending
+    picked: Array = ascending[np.linspace(0, len(ascending) - 1, MOST_POINTS).astype(int)]
+    return picked
+
+
+def _peaks(values: Array) -> Array:
+    """Positions that keep the outline of ``values`` at MOST_POINTS points: the largest value of each stretch."""
+    edges = np.unique(np.linspace(0, len(values), MOST_POINTS + 1).astype(int))
+    return np.array([start + int(np.argmax(values[start:end])) for start, end in pairwise(edges)])
+
+
+def _cdf(axes: Any, parts: Sequence[Array], colour: str, label: str, *, dashed: bool = False) -> None:
+    values = np.sort(_pooled(parts))
+    if len(values) == 0:
+        return
+    shares = np.arange(1, len(values) + 1) / len(values)
+    axes.step(_thinned(values), _thinned(shares), where="post", color=colour, label=label, linestyle="--" if dashed else "-")
+
+
+def _round_parts(record: RunRecord) -> tuple[Array, dict[str, Array]]:
+    """Start of every round and its seconds by activity; slots are matched by (instance, round)."""
+    rounds, slots = record.rounds, record.slots
+    keys = rounds["instance"].astype(np.int64) << 32 | rounds["round"]
+    order = np.argsort(keys, kind="stable")
+    slot_keys = slots["instance"].astype(np.int64) << 32 | slots["round"]
+    found = np.searchsorted(keys[order], slot_keys)
+    known = found < len(keys)
+    known[known] = keys[order][found[known]] == slot_keys[known]
+    row = order[found[known]]
+    parts = {
+        name: np.bincount(row, weights=slots[column][known], minlength=len(keys))
+        for name, column in (("P", "prefill_s"), ("SP", "sp_s"), ("decode", "decode_s"), ("linger", "linger_s"))
+    }
+    parts["switch"] = rounds["switch_s"]
+    parts["other"] = np.maximum(rounds["wall_s"] - np.sum(list(parts.values()), axis=0), 0.0)
+    return rounds["started_s"], parts
+
+
+def _band(axes: Any, at: Sequence[float], estimates: Sequence[Estimate], colour: str, label: str) -> None:
+    def values(attribute: str) -> Array:
+        return np.array([np.nan if (value := getattr(entry, attribute)) is None else value for entry in estimates], dtype=float)
+
+    axes.plot(at, values("mean"), "o-", color=colour, label=label, markersize=5)
+    axes.fill_between(at, values("low"), values("high"), color=colour, alpha=0.16, linewidth=0)
+
+
+def _positions(values: Sequence[Any]) -> list[float]:
+    """Numbers stand where they belong; names, and numbers over more than two decades, stand side by side."""
+    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    positive = [value for value in values if numeric and value > 0]
+    if not numeric or (positive and max(positive) > 100 * min(positive)):
+        return [float(number) for number in range(len(values))]
+    return [float(value) for value in values]
+
+
+def _tick(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def _plain_log(axis: Any) -> None:
+    """Ticks of a logarithmic axis as plain numbers: 0.5, 1, 20."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Any, **place: Any) -> None:
+    """A legend where there is something to explain: a run without calls still gets its page."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, **place)
+
+
+def _legend_beside(axes: Any) -> None:
+    """A legend to the right, in the order in which the bars or areas stack."""
+    _legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
