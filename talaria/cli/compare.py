@@ -38,8 +38,8 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
         raise InputError(f"{configs!r} leaves nothing to compare", where="--configs", allowed="two or more configurations")
     asked = request(options, default_scenario="quickstart")
     cases = comparison.cases(names, lambda config: asked.plan(config=config), options.out)
-    announce(cases[0].plan)
     with Batch(cases, seeds, by_seed=True, decisions=options.decisions, timeline=options.timeline) as batch:
+        announce(cases[0].plan)
         code = collect(batch)
         runs = batch.finish(peak_rss_mib())
         if runs:

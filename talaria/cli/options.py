@@ -30,7 +30,7 @@ class Options:
     config: Annotated[str | None, typer.Option(metavar="NAME", help="Router and switches: see `configs`.")] = None
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="A policy file: knobs, and optionally a config.")] = None
     set: Annotated[list[str] | None, typer.Option(metavar="KNOB=VALUE", help="Set a knob: see `knobs`.")] = None
-    seed: Annotated[int | None, typer.Option(metavar="N", help="One seed.")] = None
+    seed: Annotated[str | None, typer.Option(metavar="N", help="One seed.")] = None
     seeds: Annotated[str | None, typer.Option(metavar="N|A:B", help="Seeds 0..N-1, or A..B-1.")] = None
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the results to this directory.")] = None
     decisions: Annotated[bool, typer.Option("--decisions", help="Also write decisions.jsonl of the first seed (with --out).")] = False
@@ -91,24 +91,28 @@ def parse_knob(name: str, value: object, where: str) -> object:
         raise InputError(f"{name}={value} is not allowed", where=where, allowed=error.allowed, fix=meaning) from None
 
 
-def parse_seeds(seed: int | None, seeds: str | None, default: int) -> range:
+def parse_seeds(seed: str | None, seeds: str | None, default: int) -> range:
     """``--seed N`` is N alone; ``--seeds N`` is 0..N−1 and ``A:B`` is A..B−1; neither is 0..default−1. Raises InputError."""
     if seed is not None and seeds is not None:
         raise InputError("given together with --seeds", where="--seed", allowed="one of --seed and --seeds")
     if seed is not None:
-        if seed < 0:
-            raise InputError(f"{seed} is negative", where="--seed", allowed="an integer from 0")
-        return range(seed, seed + 1)
+        if not _is_seed(seed):
+            raise InputError(f"{seed!r} is no seed", where="--seed", allowed="an integer from 0")
+        return range(int(seed), int(seed) + 1)
     if seeds is None:
         return range(default)
     first, colon, last = seeds.partition(":")
     low, high = (first, last) if colon else ("0", first)
-    if not all(text.strip().isdecimal() and len(text) <= SEED_DIGITS for text in (low, high)):
+    if not (_is_seed(low) and _is_seed(high)):
         raise InputError(f"{seeds!r} is no number of seeds", where="--seeds", allowed="N (0..N-1) or A:B (A..B-1), integers from 0")
     found = range(int(low), int(high))
     if not 1 <= len(found) <= MAX_SEEDS:
         raise InputError(f"{seeds!r} means {len(found):,} seeds", where="--seeds", allowed=f"1 to {MAX_SEEDS:,} seeds")
     return found
+
+
+def _is_seed(text: str) -> bool:
+    return text.strip().isdecimal() and len(text) <= SEED_DIGITS
 
 
 def parse_names(text: str, known: Sequence[str], *, kind: str, where: str) -> tuple[str, ...]:

@@ -59,4 +59,4 @@ def _trace_options(options: Options) -> TraceOptions | None:
     if options.trace is None:
         return None
     models = parse_assignments(options.map or (), "--map", "SRC=DST", "claude-opus=Qwen3-235B")
-    return TraceOptions(path=options.trace, models=models, arrivals=options.arrivals)
+    return TraceOptions(path=str(options.trace), mapping=models, arrivals=options.arrivals)

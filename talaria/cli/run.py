@@ -26,9 +26,9 @@ def run(options: Options) -> None:
 
     asked = request(options, default_scenario="quickstart")
     plan = asked.plan()
-    announce(plan)
     case = Case(plan.config.name, plan, options.out)
     with Batch([case], seeds, by_seed=True, decisions=options.decisions, timeline=options.timeline) as batch:
+        announce(plan)
         code = collect(batch)
         for document in batch.finish(peak_rss_mib()).values():
             show_document(document, tables.run_table, as_json=options.json)

@@ -46,8 +46,8 @@ def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> 
         if axis.knob in asked.knobs:
             raise InputError(f"{axis.knob} is swept and also set to {asked.knobs[axis.knob]}", where="--set", fix="leave one of them out")
     cases = sweeping.cases(axes, lambda knobs: asked.plan(knobs=knobs), options.out)
-    announce(cases[0].plan)
     with Batch(cases, seeds, by_seed=False, decisions=options.decisions, timeline=options.timeline) as batch:
+        announce(cases[0].plan)
         code = collect(batch)
         batch.finish(peak_rss_mib())
         document = sweeping.finish(axes, batch, options.out or PLOTS, options.out)

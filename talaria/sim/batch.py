@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from talaria import __version__
 from talaria.policy.knobs import as_dict
 from talaria.report.document import Document, Host, run_document
 from talaria.report.files import RunDirectory
@@ -62,6 +63,12 @@ def run_job(job: Job) -> Outcome:
         record = simulate(job.case.plan, job.seed, log=log, timeline=job.timeline, keep_names=job.keep_record)
         cpu_s = time.process_time() - started_s
     return Outcome(job, SeedResult(metrics(record), sct_by_session(record)), record if job.keep_record else None, cpu_s)
+
+
+def provenance(plan: RunPlan) -> Document:
+    """What else the numbers rest on: this version and the profiles, by content."""
+    profiles = {item.profile.name: item.profile.hash for item in plan.instances}
+    return {"version": __version__, "profiles": profiles}
 
 
 class Batch:
@@ -125,10 +132,10 @@ class Batch:
             scenario=plan.scenario.name,
             config=plan.config.name,
             policy=as_dict(plan.knobs),
-            trace=plan.trace,
+            trace={"workload": plan.workload, "models": plan.mapping, "arrivals": plan.arrivals},
             seeds=self.seeds[: len(results)],
             per_seed=[result.metrics for result in results],
-            provenance=plan.provenance,
+            provenance=provenance(plan),
             host=Host(sum(cpu_s) / len(cpu_s), time.perf_counter() - self._started_s, peak_rss_mib),
         )
 

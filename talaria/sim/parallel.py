@@ -22,27 +22,28 @@ MAX_WORKERS = 8
 def ordered_map(function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
     """``map`` with worker processes where they pay. ``function`` must be importable by name, items and results picklable.
 
-    The first item always runs here and its duration decides about the rest. Where no worker can be started, or one dies,
-    the rest runs here too. An exception of ``function`` reaches the caller at its item's turn; closing the iterator
+    Items run here until their mean duration says that the rest is worth workers. Where no worker can be started, or one
+    dies, the rest runs here too. An exception of ``function`` reaches the caller at its item's turn; closing the iterator
     (Ctrl-C included) ends the workers.
     """
-    if not items:
-        return
-    started_s = time.perf_counter()
-    first = function(items[0])
-    remaining_s = (time.perf_counter() - started_s) * (len(items) - 1)
-    yield first
-    done = 1
-    workers = min(_cores(), MAX_WORKERS, len(items) - 1)
-    if workers > 1 and remaining_s > WORTH_WORKERS_S:
-        try:
-            for result in _in_workers(function, items[1:], workers):
-                yield result
-                done += 1
-        except (BrokenProcessPool, PermissionError):
-            pass  # what is missing runs here
-    for item in items[done:]:
-        yield function(item)
+    done, spent_s = 0, 0.0
+    workers_failed = False
+    while done < len(items):
+        left = len(items) - done
+        workers = min(_cores(), MAX_WORKERS, left)
+        if done and workers > 1 and not workers_failed and spent_s / done * left > WORTH_WORKERS_S:
+            try:
+                for result in _in_workers(function, items[done:], workers):
+                    yield result
+                    done += 1
+            except (BrokenProcessPool, PermissionError):
+                workers_failed = True
+        else:
+            started_s = time.perf_counter()
+            result = function(items[done])
+            spent_s += time.perf_counter() - started_s
+            yield result
+            done += 1
 
 
 def _cores() -> int:

@@ -12,7 +12,7 @@ from talaria.policy.knobs import BY_NAME
 from talaria.report.document import Document, SweepPoint, for_file, sweep_document, to_json
 from talaria.report.files import write_atomically
 from talaria.report.statistics import Estimate, over_seeds
-from talaria.sim.batch import Batch, Case
+from talaria.sim.batch import Batch, Case, provenance
 from talaria.sim.run import RunPlan
 
 SCENARIOS = {"tau": "paper-tp4-tau", "gamma": "paper-tp8", "nu": "four-by-five"}
@@ -76,7 +76,7 @@ def finish(axes: Sequence[Axis], batch: Batch, plot_directory: Path, out: Path |
         scenario=first.scenario.name,
         config=first.config.name,
         seeds=batch.seeds,
-        provenance=first.provenance,
+        provenance=provenance(first),
         plot=str(plot),
     )
     if out:

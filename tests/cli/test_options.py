@@ -39,7 +39,7 @@ def test_a_seed_range_holds_its_first_and_not_its_last(first: int, count: int) -
 
 def test_seeds_are_counted_from_zero_and_a_seed_is_itself() -> None:
     assert parse_seeds(None, "3", 10) == range(3)
-    assert parse_seeds(7, None, 10) == range(7, 8)
+    assert parse_seeds("7", None, 10) == range(7, 8)
     assert parse_seeds(None, None, 10) == range(10)
 
 
@@ -51,7 +51,7 @@ def test_seeds_that_mean_none_are_refused(text: str) -> None:
 
 def test_one_way_to_give_seeds_at_a_time() -> None:
     with pytest.raises(InputError, match="together with --seeds"):
-        parse_seeds(1, "2", 1)
+        parse_seeds("1", "2", 1)
 
 
 def test_knob_values_get_their_type() -> None:
