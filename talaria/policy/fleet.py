@@ -32,6 +32,8 @@ class ModelColumns:
     """One model on every instance. ``coefficients[:, 0]`` price a call (Eq. 1), ``[:, 1]`` its share of a round (Eq. 3)."""
 
     def __init__(self, instances: int) -> None:
+        self.page_tokens = 0
+        """Largest unit of prefix reuse of any instance."""
         self.timings: list[Timing | None] = [None] * instances
         self.coefficients: NDArray[np.float64] = np.zeros((FEATURES, 2, instances))
         self.slot_at_s: Vector = np.zeros(instances)
@@ -181,6 +183,7 @@ class Fleet:
         timing, table = model.timing, columns.coefficients
         if columns.timings[i] is not timing:
             columns.timings[i] = timing
+            columns.page_tokens = max(columns.page_tokens, timing.page_tokens)
             table[1:6, :, i] = _timing_rows(timing)
         in_round = self.in_round(i, name, model)
         batch = model.in_flight + 1
