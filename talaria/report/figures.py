@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria.report.measured import Array, measured
+from talaria.report.measured import Array, measured, window_began_s
 from talaria.report.metrics import METRICS, OPEN
 from talaria.report.record import PATHS, RunRecord
 from talaria.report.statistics import Estimate
@@ -247,7 +247,7 @@ def _cdf(axes: Any, parts: Sequence[Array], colour: str, label: str, *, dashed: 
 
 
 def _round_parts(record: RunRecord) -> tuple[Array, dict[str, Array]]:
-    """Start of every round and its seconds by activity; slots are matched by (instance, round)."""
+    """Start of every measured round and its seconds by activity; slots are matched by (instance, round)."""
     rounds, slots = record.rounds, record.slots
     keys = rounds["instance"].astype(np.int64) << 32 | rounds["round"]
     order = np.argsort(keys, kind="stable")
@@ -262,7 +262,8 @@ def _round_parts(record: RunRecord) -> tuple[Array, dict[str, Array]]:
     }
     parts["switch"] = rounds["switch_s"]
     parts["other"] = np.maximum(rounds["wall_s"] - np.sum(list(parts.values()), axis=0), 0.0)
-    return rounds["started_s"], parts
+    measured_rows = rounds["started_s"] >= window_began_s(record)
+    return rounds["started_s"][measured_rows], {name: values[measured_rows] for name, values in parts.items()}
 
 
 def _band(axes: Any, at: Sequence[float], estimates: Sequence[Estimate], colour: str, label: str) -> None:

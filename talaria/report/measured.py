@@ -71,9 +71,9 @@ class Measured:
 def measured(record: RunRecord) -> Measured:
     """The arrays of ``record`` that metrics read, without its warm-up."""
     calls, rounds, switches = record.calls, record.rounds, record.switches
-    flags, outcome, enqueued_s = calls["flags"], calls["outcome"], calls["enqueued_s"]
+    flags, outcome = calls["flags"], calls["outcome"]
     inside = (flags & FLAG_WARMUP) == 0
-    began_s = enqueued_s[inside].min(initial=np.inf) if not inside.all() else -np.inf
+    began_s = window_began_s(record)
     in_round, in_switch = rounds["started_s"] >= began_s, switches["started_s"] >= began_s
     flags, outcome = flags[inside], outcome[inside]
     return Measured(
@@ -96,6 +96,12 @@ def measured(record: RunRecord) -> Measured:
         switch_path=switches["path"][in_switch],
         switch_total_s=switches["total_s"][in_switch],
     )
+
+
+def window_began_s(record: RunRecord) -> float:
+    """When the first measured call was enqueued; minus infinity in a run without warm-up."""
+    warm = (record.calls["flags"] & FLAG_WARMUP) != 0
+    return float(record.calls["enqueued_s"][~warm].min(initial=np.inf)) if warm.any() else -np.inf
 
 
 def session_times(record: RunRecord) -> SessionTimes:

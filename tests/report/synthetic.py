@@ -100,7 +100,7 @@ def small_record(config: str = "talaria") -> RunRecord:
 
     # instance, round, model, opened, closed, prefill, sp, decode, linger, P admitted, SP admitted, parked
     record.slots.append(0, 1, 0, 15.0, 18.0, 1.0, 0.5, 1.0, 0.5, 1, 1, 1)
-    record.slots.append(0, 1, 1, 18.0, 24.0, 2.0, 0.0, 3.0, 0.0, 1, 0, 1)
+    record.slots.append(0, 1, 1, 18.0, 24.0, 1.0, 0.0, 3.0, 0.0, 1, 0, 1)
     record.slots.append(1, 0, 0, 26.0, 35.0, 3.0, 0.0, 4.0, 0.75, 1, 0, 1)
 
     record.phases = columns.phase_columns()
