@@ -392,7 +392,8 @@ class SimInstance:
         record = SwitchRecord(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
         if source is not None:
             self._lose_device(source)
-            self.view.models[source].residency = Residency.PARKED
+            if self.view.models[source].residency is Residency.ACTIVE:  # else it was closed to make room
+                self.view.models[source].residency = Residency.PARKED
         self.view.active = None
         self._activity = Timeout(self._env, sum(phases), record)
         assert self._activity.callbacks is not None
