@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from talaria.substrate.agreement import RankAgreement
 from talaria.substrate.extents import ExtentSet
 from talaria.substrate.prefix import PrefixForest, Spans
 from talaria.substrate.radix import NO_USE_S, Entry, PageTree, Step, page_steps
@@ -42,10 +43,8 @@ class Hold:
 class _Held(Entry):
     committed: ExtentSet = field(default_factory=ExtentSet)
     pending: ExtentSet = field(default_factory=ExtentSet)
-    agreed_page: int | None = None
-    """End page on which all ranks that report hashes agree; None where none has reported."""
-    reports: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """Rank → end page → cumulative hash."""
+    agreement: RankAgreement | None = None
+    """None until a rank has reported a hash."""
     incomplete: set[int] = field(default_factory=set)
     """Checkpoint positions (tokens) whose recurrent state some rank could not save."""
 
@@ -202,13 +201,9 @@ class HostRegistry:
         entry = self._tree.entries.get((model, node))
         if entry is None or not 0 <= rank < self.ranks or tokens % self.page_tokens:
             raise ValueError(f"report of rank {rank} on node {node} of {model} at {tokens} tokens")
-        page = tokens // self.page_tokens
-        mine = {end: known for end, known in entry.reports.get(rank, {}).items() if end < page}
-        mine[page] = digest
-        entry.reports[rank] = mine
-        others = [entry.reports.get(other, {}) for other in range(self.ranks)]
-        alike = (end for end, known in mine.items() if all(other.get(end) == known for other in others))
-        entry.agreed_page = max(alike, default=entry.first_page)
+        if entry.agreement is None:
+            entry.agreement = RankAgreement(self.ranks, entry.first_page)
+        entry.agreement.report(rank, tokens // self.page_tokens, digest)
 
     def match(self, model: str, spans: Spans, from_tokens: int = 0) -> int:
         """End of the agreed, committed prefix that continues a device prefix of ``from_tokens``; page aligned.
@@ -237,8 +232,8 @@ class HostRegistry:
             if entry is None:
                 break
             reach = entry.committed.run_end(at)
-            if entry.agreed_page is not None:
-                reach = min(reach, entry.agreed_page)
+            if entry.agreement is not None:
+                reach = min(reach, entry.agreement.agreed_page)
             at = max(at, min(reach, end))
             if at < end:
                 break
@@ -330,11 +325,8 @@ class HostRegistry:
         end = entry.end_page
         entry.committed.take_range(end, end + pages)
         entry.incomplete = {position for position in entry.incomplete if position <= end * self.page_tokens}
-        entry.reports = {
-            rank: {page: digest for page, digest in known.items() if page <= end} for rank, known in entry.reports.items()
-        }
-        if entry.agreed_page is not None:
-            entry.agreed_page = min(entry.agreed_page, end)
+        if entry.agreement is not None:
+            entry.agreement.cut(end)
         if end == entry.first_page and self._forest is not None:
             self._forest.release(_node(entry.key))
 
