@@ -62,8 +62,13 @@ def parse(document: Any, *, where: str) -> ProfileFile:
 
 
 def input_error(error: ValidationError, model: type[BaseModel], where: str) -> InputError:
-    """The first violation that pydantic found as one line: file, field, value, what is allowed, nearest name."""
-    first = error.errors()[0]
+    """One violation that pydantic found as one line: file, field, value, what is allowed, nearest name.
+
+    It is the first one, unless that is a missing field and another is unknown: then one is the other, misspelt.
+    """
+    found = error.errors()
+    unknown = next((violation for violation in found if violation["type"] == "extra_forbidden"), found[0])
+    first = unknown if found[0]["type"] == "missing" else found[0]
     location = [str(part) for part in first["loc"]]
     field = ".".join(location) or "document"
     if first["type"] == "extra_forbidden":
@@ -72,7 +77,7 @@ def input_error(error: ValidationError, model: type[BaseModel], where: str) -> I
         fix = f"did you mean {near[0]!r}?" if near else "remove it"
         return InputError(f"unknown field {field!r}", where=where, allowed=", ".join(known), fix=fix)
     if first["type"] == "missing":
-        return InputError(f"field {field!r} is missing", where=where, fix="add it with value, provenance and source")
+        return InputError(f"field {field!r} is missing", where=where, fix="add it")
     if first["type"] == "model_type":
         inside = ", ".join(_fields_at(model, location))
         return InputError(f"{field} is not an object", where=where, allowed=f"an object with {inside}")

@@ -21,6 +21,8 @@ Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PrefillPoint(Strict):
+    model_config = ConfigDict(strict=True)
+
     tokens: int = Field(ge=1)
     cached: int = Field(ge=0)
     ms: Milliseconds
@@ -33,6 +35,8 @@ class PrefillPoint(Strict):
 
 
 class DecodePoint(Strict):
+    model_config = ConfigDict(strict=True)
+
     batch: int = Field(ge=1)
     context: int = Field(ge=0)
     ms: Milliseconds

@@ -122,6 +122,12 @@ def test_a_file_that_holds_no_profile_is_one_line(content: str, line: str, tmp_p
     assert str(caught.value).startswith(f"{path}{line}" if line.startswith(":") else f"{path}: {line}")
 
 
+def test_a_misspelt_field_is_reported_by_the_name_it_was_given(document: dict[str, Any]) -> None:
+    document["hardware"]["hbm_byte"] = document["hardware"].pop("hbm_bytes")
+    with pytest.raises(InputError, match=r"unknown field 'hardware\.hbm_byte'.*did you mean 'hbm_bytes'"):
+        parse(document, where="mine.json")
+
+
 def test_a_missing_file_is_one_line() -> None:
     with pytest.raises(InputError, match=r"^nowhere\.json: cannot read: No such file"):
         load("nowhere.json")
