@@ -72,12 +72,19 @@ def plan_switch(
 
 @dataclass(frozen=True, slots=True)
 class SwitchRecord:
-    """One rank's switch, or the logical one: seconds of the five phases, path and bytes moved."""
+    """One rank's switch, or the logical one: seconds of the five phases, path and bytes moved.
+
+    Raises ValueError for an unknown path.
+    """
 
     phases_s: tuple[float, float, float, float, float]
     path: str
     d2d_bytes: int
     h2d_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.path not in PATHS:
+            raise ValueError(f"path={self.path!r}: allowed {', '.join(PATHS)}")
 
     @property
     def total_s(self) -> float:
@@ -87,7 +94,7 @@ class SwitchRecord:
 def merge_ranks(records: Sequence[SwitchRecord]) -> SwitchRecord:
     """The logical switch: phases of the slowest rank (the first of equals), worst path, most bytes of any rank.
 
-    Its total is the maximum over ranks and the sum of its phases. Raises ValueError for no record or an unknown path.
+    Its total is the maximum over ranks and the sum of its phases. Raises ValueError for no record.
     """
     if not records:
         raise ValueError("a switch leaves one record for each rank, there is none")

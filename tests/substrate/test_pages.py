@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +45,7 @@ def test_an_extent_set_behaves_like_a_set_of_numbers(operations: list[tuple[str,
             numbers -= wanted
         assert members(extents) == numbers and extents.total == len(numbers)
         runs = list(extents)
-        assert all(a + n < b for (a, n), (b, _) in zip(runs, runs[1:], strict=False)), "neighbours are merged"
+        assert all(a + n < b for (a, n), (b, _) in pairwise(runs)), "neighbours are merged"
         assert members(extents.within(first, first + count)) == numbers & wanted
         assert members(extents.gaps(first, first + count)) == wanted - numbers
         assert extents.run_end(first) == next(n for n in range(first, SIZE + 20) if n not in numbers)
@@ -91,7 +93,7 @@ def test_a_page_cannot_be_freed_twice_or_while_it_is_blocked_or_beyond_the_pool(
     pool.free([(0, 2)])
     pool.block(6, 2)
     for extent in ((0, 1), (1, 2), (6, 1), (9, 2)):
-        with pytest.raises(ValueError, match="not in use|overlaps"):
+        with pytest.raises(ValueError, match=r"not in use|overlaps"):
             pool.free([extent])
     assert (pool.used, pool.free_pages) == (2, 6)
 
