@@ -150,9 +150,7 @@ class Pricer:
             kv_s = timing.prefill_s(suffix, kept, reusable - kept) - prefill_s
         if prefix.tier is Tier.HOST:
             kv_s += timing.restore_s(kept)
-        joins_slot = (
-            model.residency is Residency.ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
-        )
+        joins_slot = model.residency is Residency.ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
         wait_s = fleet.queued_s(instance, name, model)
         if not joins_slot:
             wait_s += max(0.0, snapshot.time_s + model.next_slot_s - now_s)

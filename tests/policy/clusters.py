@@ -52,7 +52,9 @@ def call(number: int, line_key: LineKey | None = None, prompt: int = 1000, reusa
     return replace(first, **changes)
 
 
-def router(*snapshots: InstanceSnapshot, name: str = "full", nu: Mapping[str, float] | None = None, now_s: float = 0.0, **knobs: Any) -> Router:
+def router(
+    *snapshots: InstanceSnapshot, name: str = "full", nu: Mapping[str, float] | None = None, now_s: float = 0.0, **knobs: Any
+) -> Router:
     """A router that has just observed ``snapshots``; knobs by field name."""
     made = ROUTERS[name]({item.instance: item.capabilities for item in snapshots}, replace(Knobs(), **knobs), nu)
     for item in snapshots:

@@ -87,7 +87,9 @@ def test_the_part_of_a_prefix_that_is_not_held_is_recomputed() -> None:
     assert terms.kv_s == pytest.approx(TIMING.restore_s(600) + recompute_s)
 
 
-@pytest.mark.parametrize(("residency", "seconds"), [(Residency.ACTIVE, 0.0), (Residency.STAGED, 0.5), (Residency.PARKED, 2.0), (Residency.ABSENT, 30.0)])
+@pytest.mark.parametrize(
+    ("residency", "seconds"), [(Residency.ACTIVE, 0.0), (Residency.STAGED, 0.5), (Residency.PARKED, 2.0), (Residency.ABSENT, 30.0)]
+)
 def test_activation_is_the_advertised_switch_or_open_and_nothing_else_pays_for_it(residency: Residency, seconds: float) -> None:
     terms = terms_on(model(residency), call(1))
     active = terms_on(model(), call(1))
