@@ -14,6 +14,12 @@ from studies.profiles.quantities import (
     PAPER,
     PHASES,
     RESTORE_BASE,
+    WEIGHTS_32B,
+    WEIGHTS_35B,
+    WINDOW_32B,
+    WINDOW_GLM5,
+    WINDOW_QWEN3_235B,
+    WINDOW_QWEN35,
     Table,
     assumed,
     fitted,
@@ -87,7 +93,7 @@ def recompute(provenance: str, source: str) -> Table:
     return {name: {"value": round(value, 9), "provenance": provenance, "source": source} for name, value in values.items()}
 
 
-def sizes(hub_id: str, tp: int, family: str, layers: int, weights: Table, kv: Table, context: int) -> Table:
+def sizes(hub_id: str, tp: int, family: str, layers: int, weights: Table, kv: Table, window: Table) -> Table:
     return {
         "hub_id": hub_id,
         "family": family,
@@ -95,7 +101,7 @@ def sizes(hub_id: str, tp: int, family: str, layers: int, weights: Table, kv: Ta
         "layers": published(layers, f"configuration of {hub_id}"),
         "weight_bytes": weights,
         "kv_bytes_per_token": kv,
-        "context_limit_tokens": published(context, f"configuration or model card of {hub_id}"),
+        "context_limit_tokens": window,
         "output_tokens_prior": OUTPUT_PRIOR,
     }
 
@@ -126,7 +132,7 @@ def _qwen3_235b(b200: Models) -> Table:
     weights = fitted(58_750_000_000, f"{CALIBRATION}; it is the BF16 checkpoint over eight ranks")
     kv = published(48_128, f"configuration of {hub_id}: 94 layers, one KV head of 128 a rank, K and V, BF16")
     return {
-        **sizes(hub_id, 8, "mha", 94, weights, kv, 262_144),
+        **sizes(hub_id, 8, "mha", 94, weights, kv, WINDOW_QWEN3_235B),
         **prefill(b200["Qwen3-235B-fp8"], "profile b200, Qwen3-235B-fp8; BF16 is likely slower"),
         **recompute("fitted", RECOMPUTE),
     }
@@ -136,7 +142,7 @@ def _glm5(b200: Models) -> Table:
     weights = fitted(46_800_000_000, f"{CALIBRATION}; near the NVFP4 checkpoint over eight ranks")
     kv = published(60_216, "aiconfigurator-core 0.12.0, nvidia/GLM-5-NVFP4 at TP=8: latent and indexer rows, on every rank")
     return {
-        **sizes("nvidia/GLM-5-NVFP4", 8, "mla", 78, weights, kv, 202_752),
+        **sizes("nvidia/GLM-5-NVFP4", 8, "mla", 78, weights, kv, WINDOW_GLM5),
         **prefill(b200["GLM-5-nvfp4"], "profile b200, GLM-5-nvfp4"),
         **recompute("assumed", RECOMPUTE_OTHERS),
     }
@@ -149,7 +155,7 @@ def _qwen35_122b(b200: Models) -> Table:
     state = 36 * (8 * 128 * 128 * 4 + 1536 * 3 * 2)
     like = "profile b200, Qwen3.5-35B-A3B at TP=4, times 10/3 for the active parameters, halved for TP=8"
     return {
-        **sizes(hub_id, 8, "recurrent", 48, weights, kv, 262_144),
+        **sizes(hub_id, 8, "recurrent", 48, weights, kv, WINDOW_QWEN35),
         "state_bytes": assumed(state, "36 gated delta layers: 8 value heads of 128x128 a rank in FP32, 3 steps of 1,536 BF16 channels"),
         "checkpoint_tokens": CHECKPOINT_TOKENS,
         **prefill(b200["Qwen3.5-35B-A3B"], like, 10 / 3 / 2),
@@ -177,19 +183,17 @@ def tp4(b200: Models) -> Table:
 def _dense_32b(hub_id: str, b200: Models) -> Table:
     """Both 32B models have one shape; only Qwen3-32B has points."""
     source = "profile b200, Qwen3-32B at TP=4"
-    weights = published(16_400_000_000, "32.8 B parameters in BF16 over four ranks")
     kv = published(65_536, f"configuration of {hub_id}: 64 layers, two KV heads of 128 a rank, K and V, BF16")
     like = b200["Qwen3-32B"]
-    return {**sizes(hub_id, 4, "mha", 64, weights, kv, 131_072), **prefill(like, source), **decode(like, source)}
+    return {**sizes(hub_id, 4, "mha", 64, WEIGHTS_32B, kv, WINDOW_32B), **prefill(like, source), **decode(like, source)}
 
 
 def _qwen35_35b(b200: Models) -> Table:
     source = "profile b200, Qwen3.5-35B-A3B at TP=4"
-    weights = published(17_500_000_000, "35 B parameters in BF16 over four ranks")
     like = b200["Qwen3.5-35B-A3B"]
     kv = assumed(like.kv_bytes_per_token, source)
     return {
-        **sizes("Qwen/Qwen3.5-35B-A3B", 4, "recurrent", like.layers, weights, kv, like.context_limit_tokens),
+        **sizes("Qwen/Qwen3.5-35B-A3B", 4, "recurrent", like.layers, WEIGHTS_35B, kv, WINDOW_QWEN35),
         "state_bytes": assumed(like.state_bytes, source),
         "checkpoint_tokens": CHECKPOINT_TOKENS,
         **prefill(like, source),

@@ -13,6 +13,12 @@ from studies.profiles.quantities import (
     PAGE_TOKENS,
     PHASES,
     RESTORE_BASE,
+    WEIGHTS_32B,
+    WEIGHTS_35B,
+    WINDOW_32B,
+    WINDOW_GLM5,
+    WINDOW_QWEN3_235B,
+    WINDOW_QWEN35,
     Table,
     assumed,
     open_from_storage,
@@ -67,17 +73,17 @@ def hardware(gpu_bytes: int, memory_bytes_per_s: float, host_weights: float, hos
 
 def model(name: str) -> Table:
     """Sizes of one model at the degree that its points were taken with, which are the same on both systems."""
-    family, tp, layers, weight_bytes, weights_from, kv_bytes, kv_from, context = SIZES[name]
+    family, tp, layers, weights, kv_bytes, kv_from, window = SIZES[name]
     sizes = {
         "hub_id": HUB_IDS[name],
         "family": family,
         "tp": published(tp, "aiconfigurator-core 0.12.0, tp of the entry"),
         "layers": published(layers, f"configuration of {HUB_IDS[name]}"),
-        "weight_bytes": published(weight_bytes, weights_from),
+        "weight_bytes": weights,
         "kv_bytes_per_token": published(kv_bytes, kv_from),
-        "context_limit_tokens": published(context, f"configuration of {HUB_IDS[name]}"),
+        "context_limit_tokens": window,
         "output_tokens_prior": OUTPUT_PRIOR,
-        "open_s": open_from_storage(weight_bytes),
+        "open_s": open_from_storage(weights["value"]),
     }
     if family == "recurrent":
         sizes["state_bytes"] = published(
@@ -91,14 +97,17 @@ _NATIVE = "aiconfigurator-core 0.12.0, kv_size_per_token_bytes"
 _DIVIDED = (
     "aiconfigurator-core 0.12.0, total_kv_size_bytes over total_kv_size_tokens, as its note asks: 10 layers, one KV head of 256, BF16"
 )
-_SMALLER = "the FP8 checkpoint less the KV capacity that aiconfigurator-core 0.12.0 gains with NVFP4"
+_FP8_235B = assumed(29_600_000_000, "235 B parameters in FP8, embeddings in BF16, over eight ranks")
+_NVFP4_235B = assumed(16_800_000_000, "the FP8 checkpoint less the KV capacity that aiconfigurator-core 0.12.0 gains with NVFP4")
+_FP8_GLM5 = assumed(93_500_000_000, "744 B parameters in FP8, embeddings in BF16, over eight ranks")
+_NVFP4_GLM5 = assumed(50_800_000_000, "the FP8 checkpoint less the KV capacity that aiconfigurator-core 0.12.0 gains with NVFP4")
 SIZES = {
-    "Qwen3-235B-fp8": ("mha", 8, 94, 29_600_000_000, "235 B parameters in FP8 and BF16 embeddings", 24_064, _NATIVE, 262_144),
-    "Qwen3-235B-nvfp4": ("mha", 8, 94, 16_800_000_000, _SMALLER, 24_064, _NATIVE, 262_144),
-    "GLM-5-nvfp4": ("mla", 8, 78, 50_800_000_000, _SMALLER, 60_216, _NATIVE, 202_752),
-    "GLM-5.2-fp8": ("mla", 8, 78, 93_500_000_000, "744 B parameters in FP8 and BF16 embeddings", 60_216, _NATIVE, 202_752),
-    "Qwen3.5-35B-A3B": ("recurrent", 4, 40, 17_500_000_000, "35 B parameters in BF16", 10_240, _DIVIDED, 262_144),
-    "Qwen3-32B": ("mha", 4, 64, 16_400_000_000, "32.8 B parameters in BF16", 65_536, _NATIVE, 131_072),
+    "Qwen3-235B-fp8": ("mha", 8, 94, _FP8_235B, 24_064, _NATIVE, WINDOW_QWEN3_235B),
+    "Qwen3-235B-nvfp4": ("mha", 8, 94, _NVFP4_235B, 24_064, _NATIVE, WINDOW_QWEN3_235B),
+    "GLM-5-nvfp4": ("mla", 8, 78, _NVFP4_GLM5, 60_216, _NATIVE, WINDOW_GLM5),
+    "GLM-5.2-fp8": ("mla", 8, 78, _FP8_GLM5, 60_216, _NATIVE, WINDOW_GLM5),
+    "Qwen3.5-35B-A3B": ("recurrent", 4, 40, WEIGHTS_35B, 10_240, _DIVIDED, WINDOW_QWEN35),
+    "Qwen3-32B": ("mha", 4, 64, WEIGHTS_32B, 65_536, _NATIVE, WINDOW_32B),
 }
 
 
