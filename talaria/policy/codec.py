@@ -15,7 +15,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-from talaria.policy import calls, instance, knobs, snapshot, timing
+from talaria.policy import books, calls, cost, explain, instance, knobs, leases, overload, sessions, snapshot, timing
 
 Json = Any
 """None, bool, int, float (finite), str, list of Json or dict of Json, as ``json.loads`` gives them."""
@@ -131,5 +131,5 @@ def _encode_float(value: float) -> Json:
     return number if math.isfinite(number) else {"float": repr(number)}
 
 
-CODEC = Codec(value_types(calls, timing, snapshot, instance, knobs))
+CODEC = Codec(value_types(calls, timing, snapshot, instance, knobs, sessions, leases, cost, explain, overload, books))
 """Everything that crosses the faces of the router and the slot scheduler."""

@@ -68,17 +68,17 @@ class _Policies:
     def decision(self, record: Json) -> tuple[str, Json, Callable[[], Json]]:
         """Who decides in this record, the logged answer, and a function that decides again."""
         match record:
-            case {"who": "router", "do": str(method), "args": list(encoded), "out": logged}:
+            case {"who": "router", "do": str(method), "now_s": int() | float(), "args": list(encoded), "out": logged}:
                 decide = getattr(self.router, method, None)
                 if method.startswith("_") or not callable(decide):
                     raise _Broken(f"the router cannot {method!r}")
                 arguments = CODEC.decode(encoded)
                 return f"router {method}", logged, lambda: CODEC.encode(decide(*arguments))
-            case {"who": "slots", "instance": str(instance), "now_s": now_s, "event": event, "view": view, "commands": logged}:
+            case {"who": "slots", "instance": str(instance), "now_s": int() | float() as now_s, "commands": logged, **inputs}:
                 if instance not in self.slots:
                     raise unknown_name("instance", instance, self.slots)
-                scheduler, inputs = self.slots[instance], (CODEC.decode(event), CODEC.decode(view), now_s)
-                return f"slots of {instance}", logged, lambda: [CODEC.encode(command) for command in scheduler.step(*inputs)]
+                step, event, view = self.slots[instance].step, CODEC.decode(inputs.get("event")), CODEC.decode(inputs.get("view"))
+                return f"slots of {instance}", logged, lambda: [CODEC.encode(command) for command in step(event, view, now_s)]
             case _:
                 raise _Broken("is no record of a router or slots decision")
 
