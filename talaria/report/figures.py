@@ -90,7 +90,7 @@ def round_composition(record: RunRecord, bound_s: float | None = None) -> Any:
     figure, (axes,) = panels()
     starts_s, parts = _round_parts(record)
     if len(starts_s):
-        bars = min(MOST_BARS, len(starts_s))
+        bars = _bar_count(starts_s, np.sum(list(parts.values()), axis=0))
         edges_s = np.linspace(starts_s.min(), np.nextafter(starts_s.max(), np.inf), bars + 1)
         place = np.clip(np.searchsorted(edges_s, starts_s, side="right") - 1, 0, bars - 1)
         count = np.maximum(np.bincount(place, minlength=bars), 1)
@@ -232,6 +232,12 @@ def _thinned(ascending: Array) -> Array:
     return picked
 
 
+def _bar_count(starts_s: Array, wall_s: Array) -> int:
+    """As many bars as leave none empty while rounds follow each other: no bar is shorter than a round."""
+    span_s = float(starts_s.max() - starts_s.min())
+    return int(np.clip(span_s / max(float(wall_s.max()), 1e-9), 1, MOST_BARS))
+
+
 def _peaks(values: Array) -> Array:
     """Positions that keep the outline of ``values`` at MOST_POINTS points: the largest value of each stretch."""
     edges = np.unique(np.linspace(0, len(values), MOST_POINTS + 1).astype(int))
@@ -288,10 +294,12 @@ def _tick(value: Any) -> str:
 
 
 def _plain_log(axis: Any) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 0.5, 1, 20."""
+    """Ticks of a logarithmic axis as plain numbers: 0.5, 1, 20; only powers of ten where there are many decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=9))
+    low, high = axis.get_view_interval()
+    crowded = low > 0 and high > 300 * low
+    axis.set_major_locator(LogLocator(subs=(1.0,) if crowded else (1.0, 2.0, 5.0), numticks=9))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -1,7 +1,8 @@
 """The measured window of one run as arrays, computed once and read by every metric.
 
 Warm-up calls are left out everywhere (SPEC §6), and with them every session that they belong to and every round and
-switch that began before the first measured call was enqueued.
+switch that began before the first measured call was enqueued. The record's own counters (leases, misses, risk) are
+the host's, which starts them with the measured window.
 """
 
 from __future__ import annotations

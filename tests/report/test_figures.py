@@ -86,13 +86,25 @@ def test_a_large_sample_is_thinned_but_keeps_its_ends() -> None:
     assert (line.get_xdata()[0], line.get_xdata()[-1]) == (1.0, 5.0 * MOST_POINTS)
 
 
-def test_bars_of_the_round_composition_add_up_to_the_rounds() -> None:
-    # Two measured rounds of 14 s and 11 s in bars of their own; the warm-up round is left out.
-    axes = figures.round_composition(small_record()).axes[0]
+def bar_tops(axes: Any) -> list[float]:
     tops: dict[float, float] = {}
     for bar in axes.patches:
         tops[bar.get_x()] = max(tops.get(bar.get_x(), 0.0), bar.get_y() + bar.get_height())
-    assert sorted(tops.values()) == pytest.approx([11.0, 14.0])
+    return [tops[left] for left in sorted(tops)]
+
+
+def test_bars_of_the_round_composition_stack_to_the_mean_length_of_measured_rounds() -> None:
+    # Rounds of 14 s and 11 s start within 14 s of each other, so they share a bar; the warm-up round is left out.
+    assert bar_tops(figures.round_composition(small_record()).axes[0]) == pytest.approx([12.5])
+
+
+def test_rounds_that_follow_each_other_leave_no_bar_empty() -> None:
+    record = empty_record()
+    for number, wall_s in enumerate([9.0, 4.0] * 30):
+        record.rounds.append(0, number, 6.5 * number, wall_s, wall_s - 1.0, 1.0, wall_s, 1, 0, 0, 0, 0)
+    tops = bar_tops(figures.round_composition(record).axes[0])
+    assert len(tops) == 42  # 383.5 s from the first start to the last, in stretches of at least 9 s
+    assert min(tops) >= 4.0
 
 
 def test_numbers_over_many_decades_and_names_stand_side_by_side() -> None:
