@@ -34,6 +34,11 @@ class ExtentSet:
         """Number of extents (``total`` counts their members)."""
         return len(self._starts)
 
+    @property
+    def end(self) -> int:
+        """One past the largest member; 0 if there is none."""
+        return self._ends[-1] if self._ends else 0
+
     def add(self, first: int, count: int) -> None:
         """Add a range that is disjoint from the set. Raises ValueError if any of it is a member already."""
         if count <= 0:

@@ -71,8 +71,9 @@ class PagePool:
     def free(self, extents: Iterable[Extent]) -> None:
         """Give used pages back. Raises ValueError for a page that is not in use."""
         for first, count in extents:
-            if first < 0 or first + count > self.total or any(self._blocked.within(first, first + count)):
-                raise ValueError(f"[{first}, {first + count}) is not in use")
+            end = first + count
+            if first < 0 or end > self.total or (self._blocked.total and any(self._blocked.within(first, end))):
+                raise ValueError(f"[{first}, {end}) is not in use")
             self._free.add(first, count)
 
     def block(self, first: int, count: int) -> None:

@@ -28,11 +28,13 @@ def page_steps(spans: Spans, page_tokens: int, *, partial: bool) -> list[tuple[i
         first, last = start // page_tokens, end // page_tokens
         if last > first:
             steps.append((node, first, last))
-    if partial and spans and spans[-1][2] % page_tokens:
+    if partial and spans:
         node, start, end = spans[-1]
-        if steps and steps[-1][0] == node:
-            steps.pop()
-        steps.append((node, start // page_tokens, end // page_tokens + 1))
+        last = -(-end // page_tokens)
+        if last > end // page_tokens:
+            if steps and steps[-1][0] == node:
+                steps.pop()
+            steps.append((node, start // page_tokens, last))
     return steps
 
 
@@ -85,9 +87,12 @@ class PageTree(Generic[E]):
             if entry is None:
                 missing += (end - first) * page_cost
                 continue
+            here = end
             if end > entry.end_page:
-                missing += (end - entry.end_page) * entry.page_cost
-            idle += max(0, min(end, entry.end_page) - entry.held) * entry.page_cost
+                here = entry.end_page
+                missing += (end - here) * entry.page_cost
+            if here > entry.held:
+                idle += (here - entry.held) * entry.page_cost
         return missing, idle
 
     def hold(self, steps: Sequence[Step], page_cost: int, now_s: float) -> list[tuple[E, int]]:
@@ -101,7 +106,8 @@ class PageTree(Generic[E]):
                 entry = self.entries[key] = self._make(key, first, page_cost, parent)
                 if parent is not None:
                     parent.children[key] = before
-                    parent.needed = max(parent.needed, before)
+                    if before > parent.needed:
+                        parent.needed = before
             if end > entry.end_page:
                 grown.append((entry, end - entry.end_page))
                 self.cost += (end - entry.end_page) * entry.page_cost

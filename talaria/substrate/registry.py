@@ -6,11 +6,12 @@ is exposed only when every rank has committed it. Bytes count all ranks; slabs o
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from talaria.substrate.agreement import RankAgreement
-from talaria.substrate.extents import ExtentSet
+from talaria.substrate.extents import Extent, ExtentSet
 from talaria.substrate.prefix import PrefixForest, Spans
 from talaria.substrate.radix import NO_USE_S, Entry, PageTree, Step, page_steps
 
@@ -18,8 +19,7 @@ FAMILIES = ("mha", "mla", "recurrent")
 """Paired K/V slabs; latent slabs; recurrent and auxiliary state, which can be resumed at checkpointed positions only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """One asynchronous D2H copy. ``parts`` are the pages that it moves, as (node, first page, count)."""
 
     id: int
@@ -31,8 +31,7 @@ class Ticket:
     """The whole path under the copy: held until it has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """A DMA pin or a radix reference on a path."""
 
     id: int
@@ -42,7 +41,8 @@ class Hold:
 @dataclass(slots=True, eq=False)
 class _Held(Entry):
     committed: ExtentSet = field(default_factory=ExtentSet)
-    pending: ExtentSet = field(default_factory=ExtentSet)
+    copied: ExtentSet = field(default_factory=ExtentSet)
+    """Pages that are committed or pending."""
     agreement: RankAgreement | None = None
     """None until a rank has reported a hash."""
     incomplete: set[int] = field(default_factory=set)
@@ -88,8 +88,8 @@ class HostRegistry:
         self._tree: PageTree[_Held] = PageTree(_make)
         self._families: dict[str, str] = {}
         self._open: dict[str, dict[int, Ticket]] = {}
-        self._waiting: dict[int, set[int]] = {}
-        """Ticket → ranks that have not committed it."""
+        self._waiting: dict[int, int] = {}
+        """Ticket → the ranks that have not committed it, as bits."""
         self._torn: set[int] = set()
         """Tickets with a rank whose recurrent state is incomplete."""
         self._pins: dict[int, Hold] = {}
@@ -127,22 +127,26 @@ class HostRegistry:
             raise ValueError(f"family={family!r} of {model}: allowed {', '.join(FAMILIES)}, one for each model")
         page_bytes = bytes_per_token * self.page_tokens
         steps = self._steps(model, spans)
-        parts = [(step, gap) for step in steps for gap in self._uncopied(step)]
+        parts = [(key, first, count) for key, start, end in steps for first, count in self._uncopied(key, start, end)]
         if not parts:
             self._tree.touch(steps, now_s)
-            self._own(steps, owner)
-            return None
-        if not self._hold(steps, page_bytes, now_s):
+        elif not self._hold(steps, page_bytes, now_s):
             self.capacity_misses += 1
             return None
-        self._own(steps, owner)
-        for (key, _, _), (first, count) in parts:
-            self._tree.entries[key].pending.add(first, count)
-        copied = sum(count * self._tree.entries[step[0]].page_cost for step, (_, count) in parts)
-        places = tuple((_node(step[0]), first, count) for step, (first, count) in parts)
-        ticket = Ticket(self._number(), model, family, copied, places, tuple(steps))
+        entries, copied, places = self._tree.entries, 0, []
+        if owner is not None:
+            for key, _, _ in steps:
+                entries[key].owner = owner
+        if not parts:
+            return None
+        for key, first, count in parts:
+            entry = entries[key]
+            entry.copied.add(first, count)
+            copied += count * entry.page_cost
+            places.append((_node(key), first, count))
+        ticket = Ticket(self._number(), model, family, copied, tuple(places), tuple(steps))
         self._open.setdefault(model, {})[ticket.id] = ticket
-        self._waiting[ticket.id] = set(range(self.ranks))
+        self._waiting[ticket.id] = (1 << self.ranks) - 1
         return ticket
 
     def commit(self, ticket: Ticket, rank: int, *, state_complete: bool = True) -> None:
@@ -150,40 +154,41 @@ class HostRegistry:
 
         Raises ValueError if this rank has no part in the ticket any more.
         """
-        waiting = self._waiting.get(ticket.id)
-        if waiting is None or rank not in waiting:
+        waiting = self._waiting.get(ticket.id, 0)
+        if rank < 0 or not waiting >> rank & 1:
             raise ValueError(f"rank {rank} has nothing to commit in ticket {ticket.id}")
-        waiting.remove(rank)
+        self._waiting[ticket.id] = waiting & ~(1 << rank)
         if not state_complete:
             self._torn.add(ticket.id)
-        if not waiting:
-            self._end(ticket, committed=True)
+        if not self._waiting[ticket.id]:
+            self.commit_all(ticket)
 
     def commit_all(self, ticket: Ticket) -> None:
         """All ranks that had not yet committed do so now."""
-        if ticket.id not in self._waiting:
-            raise ValueError(f"ticket {ticket.id} has ended")
-        self._end(ticket, committed=True)
+        torn = ticket.id in self._torn
+        self._end(ticket)
+        for node, first, count in ticket.parts:
+            entry = self._tree.entries[(ticket.model, node)]
+            entry.committed.add(first, count)
+            if torn:
+                entry.incomplete.update(self._positions(first, first + count))
 
     def abort(self, ticket: Ticket) -> None:
         """The copy will not complete: nothing of it is exposed, and its slabs are reclaimed where nothing is beyond."""
-        if ticket.id not in self._waiting:
-            raise ValueError(f"ticket {ticket.id} has ended")
-        self._end(ticket, committed=False)
-
-    def _end(self, ticket: Ticket, *, committed: bool) -> None:
-        for node, first, count in ticket.parts:
-            entry = self._tree.entries[(ticket.model, node)]
-            entry.pending.remove(first, count)
-            if committed:
-                entry.committed.add(first, count)
-                if ticket.id in self._torn:
-                    entry.incomplete.update(self._positions(first, first + count))
-        del self._waiting[ticket.id], self._open[ticket.model][ticket.id]
-        self._torn.discard(ticket.id)
-        for entry in reversed(self._tree.unhold(ticket.path, NO_USE_S)):
+        for entry in reversed(self._end(ticket)):
+            for node, first, count in ticket.parts:
+                if entry.key == (ticket.model, node):
+                    entry.copied.remove(first, count)
             before = entry.end_page
-            self._drop_pages(entry, before - self._tree.trim(entry, self._copied_end(entry)))
+            self._drop_pages(entry, before - self._tree.trim(entry, max(entry.first_page, entry.copied.end)))
+
+    def _end(self, ticket: Ticket) -> list[_Held]:
+        """Close a ticket and let go of its path, which is returned."""
+        if self._waiting.pop(ticket.id, None) is None:
+            raise ValueError(f"ticket {ticket.id} has ended")
+        del self._open[ticket.model][ticket.id]
+        self._torn.discard(ticket.id)
+        return self._tree.unhold(ticket.path, NO_USE_S)
 
     def outstanding(self, model: str) -> tuple[Ticket, ...]:
         """Copies to drain before this model's KV region may be released (SPEC §5.2, switch barrier)."""
@@ -324,28 +329,16 @@ class HostRegistry:
             return
         end = entry.end_page
         entry.committed.take_range(end, end + pages)
+        entry.copied.take_range(end, end + pages)
         entry.incomplete = {position for position in entry.incomplete if position <= end * self.page_tokens}
         if entry.agreement is not None:
             entry.agreement.cut(end)
         if end == entry.first_page and self._forest is not None:
             self._forest.release(_node(entry.key))
 
-    def _own(self, steps: list[Step], owner: Hashable) -> None:
-        for key, _, _ in steps:
-            entry = self._tree.entries.get(key)
-            if entry is not None:
-                entry.owner = owner
-
-    def _uncopied(self, step: Step) -> list[tuple[int, int]]:
-        key, first, end = step
+    def _uncopied(self, key: Hashable, first: int, end: int) -> Iterable[Extent]:
         entry = self._tree.entries.get(key)
-        if entry is None:
-            return [(first, end - first)]
-        return [gap for start, count in entry.committed.gaps(first, end) for gap in entry.pending.gaps(start, start + count)]
-
-    def _copied_end(self, entry: _Held) -> int:
-        """End of what an entry holds or will hold; beyond it are only the slabs of aborted copies."""
-        return max(entry.first_page, *(start + count for pages in (entry.committed, entry.pending) for start, count in pages), 0)
+        return ((first, end - first),) if entry is None else entry.copied.gaps(first, end)
 
     def _steps(self, model: str, spans: Spans) -> list[Step]:
         return [((model, node), first, end) for node, first, end in page_steps(spans, self.page_tokens, partial=False)]
