@@ -45,7 +45,7 @@ def cases(axes: Sequence[Axis], plan: Callable[[dict[str, object]], RunPlan], ou
     found = []
     for values in grid(axes):
         knobs = {axis.knob: value for axis, value in zip(axes, values, strict=True)}
-        label = ",".join(f"{name}={value}" for name, value in knobs.items())
+        label = ",".join(f"{name}={value}".lower() for name, value in knobs.items())
         found.append(Case(label, plan(knobs), out / label if out else None))
     return found
 
