@@ -37,8 +37,9 @@ from talaria.workload.importers import (
 )
 from talaria.workload.importers.report import Imported, ImportReport
 from talaria.workload.reading import json_records, text_lines
+from talaria.workload.rules import TraceHeader
 from talaria.workload.session import Session
-from talaria.workload.trace import TraceHeader, write_trace
+from talaria.workload.trace import write_trace
 
 LOOK_AHEAD = 50
 """Records that detection looks at: some formats open with lines that could be anybody's."""
@@ -101,19 +102,23 @@ def import_trace(
         raise unknown_name("format", str(format_name), FORMATS, where="--format")
     imported = chosen.load(path, report)
     sessions = without_duplicates(imported.sessions, report) if dedup else imported.sessions
+    sessions = _counted(sessions, path, report, on_session)
     header = TraceHeader(
         name=path.name.split(".")[0] or path.name, block_tokens=imported.block_tokens, block_scope=imported.block_scope,
         source=f"{chosen.name} {path.name}", times=imported.times, estimated=imported.estimated,
     )  # fmt: skip
-    return chosen.name, write_trace(output, header, _counted(sessions, report, on_session))
+    return chosen.name, write_trace(output, header, sessions)
 
 
-def _counted(sessions: Iterable[Session], report: ImportReport, on_session: Callable[[], None]) -> Iterator[Session]:
+def _counted(sessions: Iterable[Session], path: Path, report: ImportReport, on_session: Callable[[], None]) -> Iterator[Session]:
     for session in sessions:
         on_session()
         report.sessions += 1
         report.calls += len(session.calls)
         yield session
+    if report.sessions == 0:
+        found = "; ".join(f"{count} {what}" for what, count in report.notes.items()) or "no record"
+        raise InputError(f"no model call in it ({found})", where=str(path), fix="is --format right?")
 
 
 def detect(path: Path) -> Format:

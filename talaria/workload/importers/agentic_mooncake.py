@@ -17,7 +17,7 @@ from pydantic import AliasChoices, Field
 from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble, in_start_order
 from talaria.workload.importers.mooncake import BLOCK_TOKENS
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Milliseconds, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Milliseconds, Name, Record, Tokens, json_records, parse
 
 
 class _Row(Record):
@@ -26,7 +26,7 @@ class _Row(Record):
     delay: Milliseconds | None = Field(None, validation_alias=AliasChoices("delay", "delay_ms"))
     input_length: Tokens = Field(validation_alias=AliasChoices("input_length", "input_tokens"))
     output_length: Tokens = Field(validation_alias=AliasChoices("output_length", "output_tokens"))
-    hash_ids: list[int] = Field(default_factory=list)
+    hash_ids: list[BlockHash] = Field(default_factory=list)
 
 
 def detects(first: Any) -> bool:
@@ -38,12 +38,13 @@ def load(path: Path, report: ImportReport) -> Imported:
     for number, (where, value) in enumerate(json_records(path)):
         row = parse(_Row, value, where)
         sessions.setdefault(row.session_id or f"request-{number}", []).append(row)
+    block_tokens = BLOCK_TOKENS if any(row.hash_ids for rows in sessions.values() for row in rows) else 0
     zero_ms = min(rows[0].timestamp or 0.0 for rows in sessions.values())
     built = [
-        assemble(name, _calls(rows, report), report, start_s=((rows[0].timestamp or 0.0) - zero_ms) / 1000.0, block_tokens=BLOCK_TOKENS)
+        assemble(name, _calls(rows, report), report, start_s=((rows[0].timestamp or 0.0) - zero_ms) / 1000.0, block_tokens=block_tokens)
         for name, rows in sessions.items()
     ]
-    return Imported(in_start_order(built), BLOCK_TOKENS, "global", times=True, estimated=("reuse_tokens",))
+    return Imported(in_start_order(built), block_tokens, "global" if block_tokens else "session", times=True, estimated=("reuse_tokens",))
 
 
 def _calls(rows: list[_Row], report: ImportReport) -> list[RecordedCall]:

@@ -15,7 +15,15 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from talaria.errors import InputError, unknown_name
-from talaria.workload.importers.assemble import MAIN, TYPICAL_OUTPUT_TOKENS, UNNAMED_MODEL, RecordedCall, assemble, tokens_of_chars
+from talaria.workload.importers.assemble import (
+    MAIN,
+    TYPICAL_OUTPUT_TOKENS,
+    UNNAMED_MODEL,
+    RecordedCall,
+    assemble,
+    chars_of,
+    tokens_of_chars,
+)
 from talaria.workload.importers.report import Imported, ImportReport
 from talaria.workload.reading import Milliseconds, Name, Record, Tokens, json_records, parse
 
@@ -98,7 +106,7 @@ class _Walk:
         agent = name if parent else MAIN
         continues = after[0] if history_tokens else None
         for number, turn in enumerate(self.graph[name].turns):
-            prompt_tokens = history_tokens + sum(tokens_of_chars(_chars(message.content)) for message in turn.messages)
+            prompt_tokens = history_tokens + sum(tokens_of_chars(chars_of(message.content)) for message in turn.messages)
             output_tokens = turn.max_tokens
             if output_tokens is None:
                 self.report.note(f"responses of unknown length taken as {TYPICAL_OUTPUT_TOKENS} tokens")
@@ -115,11 +123,3 @@ class _Walk:
                 yield self._conversation(child, agent, (key,), history_tokens)
             continues = None
             after = (key, *(f"{child}#{len(self.graph[child].turns) - 1}" for child in (*turn.spawns, *turn.forks)))
-
-
-def _chars(content: Any) -> int:
-    """Characters of a message: plain text, or OpenAI's list of parts."""
-    if isinstance(content, str):
-        return len(content)
-    parts = content if isinstance(content, list) else []
-    return sum(len(part["text"]) for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from talaria.workload.importers.report import ImportReport
 from talaria.workload.session import Session, TraceCall
@@ -57,6 +58,14 @@ def tokens_of_chars(chars: int) -> int:
     return max(1, -(-chars // CHARS_PER_TOKEN))
 
 
+def chars_of(content: Any) -> int:
+    """Characters of a chat message's content: a text, or a list of parts with texts."""
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    return sum(len(part["text"]) for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
 def signed_hash(value: int) -> int:
     """An unsigned 64-bit hash as the signed number that the trace format holds; one-to-one."""
     return value - 2**64 if value >= 2**63 else value
@@ -67,7 +76,6 @@ def assemble(
     recorded: Iterable[RecordedCall],
     report: ImportReport,
     *,
-    tenant: str = "default",
     start_s: float | None = None,
     block_tokens: int = 0,
     clock_resolution_s: float = 0.0,
@@ -81,7 +89,7 @@ def assemble(
     """
     calls = sorted(recorded, key=lambda call: call.start_s or 0.0)
     builder = _Builder(calls, block_tokens, clock_resolution_s, report)
-    return Session(session, tuple(builder.build(index) for index in range(len(calls))), tenant, start_s)
+    return Session(session, tuple(builder.build(index) for index in range(len(calls))), start_s=start_s)
 
 
 def in_start_order(sessions: Iterable[Session]) -> list[Session]:

@@ -10,7 +10,7 @@ the last one and its response; of one that shrank (a compaction), only what the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,21 +30,26 @@ class _Usage(Record):
 
 
 class _Message(Record):
-    role: str | None = None
     id: Name | None = None
-    model: Name | None = None
-    usage: _Usage | None = None
+    model: Name
+    usage: _Usage
 
 
 class _Line(Record):
-    type: str | None = None
     uuid: str | None = None
     parentUuid: str | None = None
     sessionId: Name | None = None
     agentId: Name | None = None
-    isSidechain: bool = False
+    isSidechain: bool | None = None
     timestamp: IsoTime | None = None
-    message: _Message | None = None
+    message: Any = None
+
+
+class _Block(_Line):
+    """A line that holds a content block of a model's answer."""
+
+    timestamp: IsoTime
+    message: _Message
 
 
 @dataclass(slots=True)
@@ -103,44 +108,37 @@ def load(path: Path, report: ImportReport) -> Imported:
     return Imported(assemble_all(sessions, report), times=True, estimated=("reuse_tokens",))
 
 
-def _answers(path: Path, report: ImportReport) -> Iterator[_Answer]:
+def _answers(path: Path, report: ImportReport) -> Iterable[_Answer]:
     answers: dict[str, _Answer] = {}
     threads = _Threads()
     for where, value in json_records(path):
         line = parse(_Line, value, where)
         agent = threads.agent_of(line)
-        message = line.message
-        if message is None or message.role != "assistant":
+        if not isinstance(line.message, dict) or line.message.get("role") != "assistant":
             report.note("records that are no model call (prompts, tool results, summaries) skipped")
             continue
-        if message.usage is None or message.model in (None, SYNTHETIC_MODEL):
+        if line.message.get("usage") is None or line.message.get("model") in (None, SYNTHETIC_MODEL):
             report.note("assistant messages without a model's usage (client-made or failed) skipped")
             continue
-        if line.timestamp is None:
-            line = parse(_Timed, value, where)
-        _merge(answers, line, agent, threads, path, where, report)
-    return iter(answers.values())
+        block = parse(_Block, value, where)
+        key = block.message.id or block.uuid or where
+        session = block.sessionId or path.name
+        known = answers.get(key)
+        if known is None:
+            answers[key] = _first_block(block, session, agent, threads, report)
+        elif known.session != session:
+            report.note("messages copied from another session (resumed or forked) skipped")
+        else:
+            report.note("content blocks merged into the call of their message")
+            known.end_s = max(known.end_s, block.timestamp)
+            known.usage = block.message.usage
+    return answers.values()
 
 
-class _Timed(_Line):
-    timestamp: IsoTime
-
-
-def _merge(answers: dict[str, _Answer], line: _Line, agent: str, threads: _Threads, path: Path, where: str, report: ImportReport) -> None:
-    message = line.message
-    assert message is not None and message.usage is not None and message.model is not None and line.timestamp is not None
-    key = message.id or line.uuid or where
-    session = line.sessionId or path.name
-    known = answers.get(key)
-    if known is None:
-        asked_s = threads.written_s.get(line.parentUuid or "")
-        if asked_s is None:
-            report.note("calls without a recorded start: their model time counts as the client's gap")
-            asked_s = line.timestamp
-        answers[key] = _Answer(session, agent, message.model, min(asked_s, line.timestamp), line.timestamp, message.usage)
-    elif known.session != session:
-        report.note("messages copied from another session (resumed or forked) skipped")
-    else:
-        report.note("content blocks merged into the call of their message")
-        known.end_s = max(known.end_s, line.timestamp)
-        known.usage = message.usage
+def _first_block(block: _Block, session: str, agent: str, threads: _Threads, report: ImportReport) -> _Answer:
+    asked_s = threads.written_s.get(block.parentUuid or "")
+    if asked_s is None:
+        report.note("calls without a recorded start: their model time counts as the client's gap")
+        asked_s = block.timestamp
+    message = block.message
+    return _Answer(session, agent, message.model, min(asked_s, block.timestamp), block.timestamp, message.usage)

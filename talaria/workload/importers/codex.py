@@ -36,18 +36,22 @@ class _Info(Record):
     total_token_usage: _Total | None = None
 
 
-class _Payload(Record):
-    type: str | None = None
-    role: str | None = None
+class _Meta(Record):
     id: Name | None = None
+
+
+class _Context(Record):
     model: Name | None = None
+
+
+class _TokenCount(Record):
     info: _Info | None = None
 
 
 class _Line(Record):
     timestamp: IsoTime
     type: str
-    payload: _Payload
+    payload: dict[str, Any]
 
 
 def detects(first: Any) -> bool:
@@ -57,7 +61,7 @@ def detects(first: Any) -> bool:
 def load(path: Path, report: ImportReport) -> Imported:
     rollout = _Rollout(report)
     for where, value in json_records(path):
-        rollout.read(parse(_Line, value, where))
+        rollout.read(parse(_Line, value, where), where)
     session = rollout.session or path.name
     return Imported(assemble_all({session: rollout.calls} if rollout.calls else {}, report), times=True, estimated=("reuse_tokens",))
 
@@ -80,18 +84,18 @@ class _Rollout:
         self.sent_s = self.began_s = self.ended_s = None
         self.total_tokens = None
 
-    def read(self, line: _Line) -> None:
-        payload = line.payload
-        if line.type == "session_meta" and self.session is None:
-            self.session = payload.id
+    def read(self, line: _Line, where: str) -> None:
+        kind, role = line.payload.get("type"), line.payload.get("role")
+        if line.type == "session_meta":
+            self.session = self.session or parse(_Meta, line.payload, where).id
         elif line.type == "turn_context":
-            self.model = payload.model or self.model
-        elif line.type == "event_msg" and payload.type == "token_count":
-            self._usage(line.timestamp, payload.info)
-        elif payload.type in MODEL_ITEMS or (payload.type == "message" and payload.role == "assistant"):
+            self.model = parse(_Context, line.payload, where).model or self.model
+        elif line.type == "event_msg" and kind == "token_count":
+            self._usage(line.timestamp, parse(_TokenCount, line.payload, where).info)
+        elif kind in MODEL_ITEMS or (kind == "message" and role == "assistant"):
             self.began_s = self.began_s if self.began_s is not None else line.timestamp
             self.ended_s = line.timestamp
-        elif payload.type in (*CLIENT_ITEMS, "user_message") or (payload.type == "message" and payload.role is not None):
+        elif kind in (*CLIENT_ITEMS, "user_message", "message"):
             if self.began_s is None:
                 self.sent_s = line.timestamp
         else:

@@ -45,11 +45,10 @@ class _Context(Record):
 
 class _Line(Record):
     event_type: str
+
+
+class _RequestEnd(_Line):
     agent_context: _Context | None = None
-    request: _Request | None = None
-
-
-class _End(_Line):
     request: _Request
 
 
@@ -61,11 +60,11 @@ def load(path: Path, report: ImportReport) -> Imported:
     sessions: dict[str, list[RecordedCall]] = {}
     block_tokens: int | None = None
     for number, (where, value) in enumerate(json_records(path)):
-        line = parse(_Line, value, where)
-        if line.event_type != REQUEST_END:
+        if parse(_Line, value, where).event_type != REQUEST_END:
             report.note("events that are no request (tools, markers) skipped")
             continue
-        request = parse(_End, value, where).request
+        line = parse(_RequestEnd, value, where)
+        request = line.request
         if request.replay is not None:
             size = request.replay.trace_block_size
             if block_tokens not in (None, size):

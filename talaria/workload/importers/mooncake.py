@@ -16,7 +16,7 @@ from typing import Any
 
 from talaria.workload.importers.assemble import MAIN, UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Milliseconds, Record, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Milliseconds, Record, Tokens, json_records, parse
 
 BLOCK_TOKENS = 512
 
@@ -25,7 +25,7 @@ class _Row(Record):
     timestamp: Milliseconds
     input_length: Tokens
     output_length: Tokens
-    hash_ids: list[int]
+    hash_ids: list[BlockHash]
 
 
 def detects(first: Any) -> bool:

@@ -8,6 +8,7 @@ reuse after a rewrite; a prompt that grew is taken to continue the last one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,13 +21,12 @@ from talaria.workload.reading import MAX_SECONDS, Name, Record, Tokens, json_rec
 
 MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
 AGENT_OPERATION = "invoke_agent"
+INTEGER_TEXT = re.compile(r"-?[0-9]{1,20}")
 
 
 def _integer(value: Any) -> Any:
     """OTLP JSON writes 64-bit integers as text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        return int(value)
-    return value
+    return int(value) if isinstance(value, str) and INTEGER_TEXT.fullmatch(value) else value
 
 
 Nanoseconds = Annotated[int, BeforeValidator(_integer), Field(ge=0, le=int(MAX_SECONDS) * 1_000_000_000)]
@@ -46,7 +46,7 @@ class _Attribute(Record):
 class _Span(Record):
     traceId: Name
     spanId: Name
-    parentSpanId: str = ""
+    parentSpanId: str | None = None
     startTimeUnixNano: Nanoseconds
     endTimeUnixNano: Nanoseconds
     attributes: list[_Attribute] = Field(default_factory=list)
@@ -113,11 +113,11 @@ def _agents(span: _Span, spans: Spans) -> tuple[str, str | None]:
     """The line of a call and that of the agent which invoked its agent: the outermost agent is the main line."""
     chain: list[str] = []
     seen = {span.spanId}
-    above = spans.get((span.traceId, span.parentSpanId))
+    above = spans.get((span.traceId, span.parentSpanId or ""))
     while above is not None and above[1].spanId not in seen:
         seen.add(above[1].spanId)
         if above[2].get("gen_ai.operation.name") == AGENT_OPERATION:
             chain.append(above[1].spanId)
-        above = spans.get((above[1].traceId, above[1].parentSpanId))
+        above = spans.get((above[1].traceId, above[1].parentSpanId or ""))
     names = [f"agent-{span_id}" for span_id in chain[:-1]] + [MAIN]
     return names[0], names[1] if len(names) > 1 else None

@@ -13,7 +13,7 @@ from typing import Any
 from talaria.errors import InputError
 from talaria.workload.importers.assemble import MAIN, UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Record, Seconds, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Record, Seconds, Tokens, json_records, parse
 
 BLOCK_TOKENS = 16
 NO_PARENT = -1
@@ -25,7 +25,7 @@ class _Row(Record):
     timestamp: Seconds
     input_length: Tokens
     output_length: Tokens
-    hash_ids: list[int]
+    hash_ids: list[BlockHash]
 
 
 def detects(first: Any) -> bool:

@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import Field
 
-from talaria.workload.importers.assemble import TYPICAL_OUTPUT_TOKENS, UNNAMED_MODEL, RecordedCall, assemble, tokens_of_chars
+from talaria.workload.importers.assemble import TYPICAL_OUTPUT_TOKENS, UNNAMED_MODEL, RecordedCall, assemble, chars_of, tokens_of_chars
 from talaria.workload.importers.report import Imported, ImportReport
 from talaria.workload.reading import Record, Tokens, json_records, parse
 
 
 class _Message(Record):
-    content: str = ""
+    content: Any = ""
 
 
 class _Turn(Record):
@@ -58,7 +58,7 @@ def _output_tokens(turns: list[_Turn], report: ImportReport) -> list[int]:
             outputs.append(turn.output_tokens)
             continue
         report.note("responses of unknown length estimated from the next prompt")
-        new_tokens = sum(tokens_of_chars(len(message.content)) for message in following.messages)
+        new_tokens = sum(tokens_of_chars(chars_of(message.content)) for message in following.messages)
         outputs.append(max(1, following.prompt_tokens - turn.prompt_tokens - new_tokens))
     last = turns[-1].output_tokens
     if last is None:

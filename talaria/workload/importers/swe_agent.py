@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble, tokens_of_chars
+from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble, chars_of, tokens_of_chars
 from talaria.workload.importers.report import Imported, ImportReport
 from talaria.workload.reading import Chars, Name, Record, Seconds, json_records, parse
 
@@ -68,7 +68,7 @@ def _traj_steps(path: Path, number: int, traj: _Traj) -> Iterator[_Step]:
     for item in traj.history:
         if item.role == "assistant":
             break
-        first_prompt_chars += len(item.content if isinstance(item.content, str) else str(item.content))
+        first_prompt_chars += chars_of(item.content)
     for step in traj.trajectory:
         yield _Step(
             traj=f"{path.name}#{number}" if number else path.name, first_prompt_chars=first_prompt_chars,

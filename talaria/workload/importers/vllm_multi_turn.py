@@ -12,14 +12,14 @@ from typing import Any
 
 from pydantic import Field
 
-from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble, tokens_of_chars
+from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble, chars_of, tokens_of_chars
 from talaria.workload.importers.report import Imported, ImportReport
 from talaria.workload.reading import Name, Record, json_records, parse
 
 
 class _Message(Record):
     role: str
-    content: str
+    content: Any
 
 
 class _Conversation(Record):
@@ -46,7 +46,7 @@ def load(path: Path, report: ImportReport) -> Imported:
 def _calls(conversation: _Conversation) -> Iterator[RecordedCall]:
     history_tokens = 0
     for message in conversation.messages:
-        tokens = tokens_of_chars(len(message.content))
+        tokens = tokens_of_chars(chars_of(message.content))
         if message.role == "assistant":
             yield RecordedCall(UNNAMED_MODEL, history_tokens, tokens)
         history_tokens += tokens

@@ -20,7 +20,7 @@ from pydantic import Field
 from talaria.errors import InputError
 from talaria.workload.importers.assemble import MAIN, RecordedCall, assemble
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Milliseconds, Name, PositiveTokens, Record, Seconds, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Milliseconds, Name, PositiveTokens, Record, Seconds, Tokens, json_records, parse
 from talaria.workload.session import Session
 
 CLOCK_RESOLUTION_S = 1.0
@@ -32,7 +32,7 @@ class _Request(Record):
     model: Name
     in_: Tokens = Field(alias="in")
     out: Tokens
-    hash_ids: list[int] = Field(default_factory=list)
+    hash_ids: list[BlockHash] = Field(default_factory=list)
     api_time: Seconds | None = None
 
 
