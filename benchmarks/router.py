@@ -61,7 +61,7 @@ def measure(size: int) -> dict[str, list[float]]:
         routed = router.place(first, now_s)
         taken["cost"].append(perf_counter() - began)
         assert isinstance(routed, Routed) and routed.reason == "cost"
-        seen = snapshot(int(routed.instance[1:]), number + 1, now_s, routed.seq)
+        seen = snapshot(int(routed.instance[1:]), 2 * number + 1, now_s, routed.seq)
         began = perf_counter()
         router.observe(seen, now_s)
         taken["observe"].append(perf_counter() - began)
@@ -71,7 +71,7 @@ def measure(size: int) -> dict[str, list[float]]:
         returned = router.place(second, now_s)
         taken["lease"].append(perf_counter() - began)
         assert isinstance(returned, Routed) and returned.reason == "lease"
-        router.observe(replace(seen, version=CALLS + number + 1, seen_seq=returned.seq), now_s)
+        router.observe(replace(seen, version=2 * number + 2, seen_seq=returned.seq), now_s)
     return taken
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.fleet import FEATURES, Fleet, ModelColumns, Vector
@@ -70,9 +69,9 @@ class Pricer:
 
     def __init__(self, fleet: Fleet, sessions: SessionTable, round_steps: float) -> None:
         self._fleet, self._sessions, self._round_steps = fleet, sessions, round_steps
-        self._features = np.empty((FEATURES, 2, 1))
-        self._flat = self._features.reshape(-1)
-        self._product = np.empty((FEATURES, 2, len(fleet.ids)))
+        self._features = np.empty(FEATURES)
+        self._feature_rows = self._features.reshape(FEATURES, 1)
+        self._product = np.empty((FEATURES, 2 * len(fleet.ids)))
 
     def demand(self, call: Call) -> Demand:
         """``call`` in the policy's numbers. Less than a page is never reused: it is suffix (``Timing.page_tokens``)."""
@@ -125,15 +124,15 @@ class Pricer:
         half_square = 0.5 * reusable * reusable
         context = demand.prompt_tokens + 0.5 * steps
         round_steps = demand.round_steps
-        self._flat[:] = (
-            1.0, 1.0, suffix, suffix, attention, attention, lost, lost, reusable, reusable, half_square, half_square,
-            steps, round_steps, steps * context, round_steps * context,
+        self._features[:] = (
+            1.0, suffix, attention, lost, reusable, half_square, steps, steps * context, round_steps, round_steps * context,
         )  # fmt: skip
-        np.multiply(columns.coefficients, self._features, out=self._product)
-        both: NDArray[np.float64] = np.add.reduce(self._product, axis=0)
-        cost: Vector = both[0]
+        np.multiply(columns.coefficients, self._feature_rows, out=self._product)
+        # Not a matrix product: BLAS may sum neighbouring columns in different orders, and equal instances must tie.
+        both: Vector = np.add.reduce(self._product)
+        cost = both[: waits_s.size]
         cost += waits_s
-        return cost, both[1]
+        return cost, both[waits_s.size :]
 
     def terms(self, call: Call, demand: Demand, instance: int, prefix: Prefix, now_s: float) -> CostTerms:
         """Eq. 1 on one instance that reports the model and holds ``prefix`` of the call's reusable tokens."""

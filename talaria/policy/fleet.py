@@ -22,20 +22,24 @@ from talaria.policy.timing import Timing
 
 Vector = NDArray[np.float64]
 
-FEATURES = 8
-"""1; S; S·(U + S/2); U > 0; U; U²/2; decode steps; steps · context. S: suffix, U: reusable prefix, tokens."""
+FEATURES = 10
+"""1; S; S·(U + S/2); U > 0; U; U²/2; decode steps; steps · context; decode steps in one round; round steps · context.
+S: suffix, U: reusable prefix, in tokens."""
 RISK_SHARE = 0.1
 """Each new deadline risk of an instance adds this share of the round bound to its waits; it decays over a control window."""
 
 
 class ModelColumns:
-    """One model on every instance. ``coefficients[:, 0]`` price a call (Eq. 1), ``[:, 1]`` its share of a round (Eq. 3)."""
+    """One model on every instance.
+
+    ``coefficients`` has two columns per instance i of n: i prices a call (Eq. 1), n + i its share of a round (Eq. 3).
+    """
 
     def __init__(self, instances: int) -> None:
         self.page_tokens = 0
         """Largest unit of prefix reuse of any instance."""
         self.timings: list[Timing | None] = [None] * instances
-        self.coefficients: NDArray[np.float64] = np.zeros((FEATURES, 2, instances))
+        self.coefficients: NDArray[np.float64] = np.zeros((FEATURES, 2 * instances))
         self.slot_at_s: Vector = np.zeros(instances)
         """When the model's next slot opens."""
         self.queued_s: Vector = np.zeros(instances)
@@ -75,6 +79,7 @@ class Fleet:
         self._knobs, self._nu_s, self._overlay = knobs, nu_s, overlay
         self._columns: dict[str, ModelColumns] = {}
         self._risk_s = [0.0] * size
+        self._seen_calls = [0] * size
 
     def columns(self, model: str) -> ModelColumns | None:
         """None for a model that no snapshot has named."""
@@ -98,6 +103,7 @@ class Fleet:
         self.fresh_until_s[i] = now_s + self._knobs.stale_after_s if snapshot.healthy else -inf
         for name, model in snapshot.models.items():
             self._write(i, name, snapshot, model)
+        self._seen_calls[i] = sum(model.queued + model.in_flight for model in snapshot.models.values())
         self._write_room(i, snapshot)
         return True
 
@@ -180,19 +186,19 @@ class Fleet:
         columns = self._columns.get(name)
         if columns is None:
             columns = self._columns[name] = ModelColumns(len(self.ids))
-        timing, table = model.timing, columns.coefficients
+        timing, table, in_round_at = model.timing, columns.coefficients, len(self.ids) + i
         if columns.timings[i] is not timing:
             columns.timings[i] = timing
             columns.page_tokens = max(columns.page_tokens, timing.page_tokens)
-            table[1:6, :, i] = _timing_rows(timing)
+            table[1:6, i] = table[1:6, in_round_at] = _timing_rows(timing)
         in_round = self.in_round(i, name, model)
         batch = model.in_flight + 1
-        table[0, 0, i] = timing.prefill_base_s + model.activate_s
-        table[6, 0, i] = timing.decode_base_s + batch * timing.decode_s_per_sequence
-        table[7, 0, i] = batch * timing.decode_s_per_context_token
-        table[0, 1, i] = timing.prefill_base_s + (0.0 if in_round else model.activate_s)
-        table[6, 1, i] = timing.decode_s_per_sequence + (0.0 if in_round else timing.decode_base_s)
-        table[7, 1, i] = timing.decode_s_per_context_token
+        table[0, i] = timing.prefill_base_s + model.activate_s
+        table[6, i] = timing.decode_base_s + batch * timing.decode_s_per_sequence
+        table[7, i] = batch * timing.decode_s_per_context_token
+        table[0, in_round_at] = timing.prefill_base_s + (0.0 if in_round else model.activate_s)
+        table[8, in_round_at] = timing.decode_s_per_sequence + (0.0 if in_round else timing.decode_base_s)
+        table[9, in_round_at] = timing.decode_s_per_context_token
         held = in_round or model.residency is not Residency.ABSENT
         columns.slot_at_s[i] = snapshot.time_s + model.next_slot_s
         columns.not_held[i] = 0.0 if held and self.healthy[i] else inf
@@ -210,8 +216,7 @@ class Fleet:
 
     def _write_room(self, i: int, snapshot: InstanceSnapshot) -> None:
         calls, work_s = self._overlay.total(self.ids[i])
-        for model in snapshot.models.values():
-            calls += model.queued + model.in_flight
+        calls += self._seen_calls[i]
         load_s = snapshot.round_load_s + work_s
         self.pressure[i] = calls + load_s / self.round_bound_s
         # A call that fits no round alone still gets its own (SPEC §4.1), so an idle instance has room for any.
@@ -226,4 +231,4 @@ def _timing_rows(timing: Timing) -> NDArray[Any]:
         lost = (timing.recompute_base_s - timing.prefill_base_s, timing.recompute_s_per_token, 0.0)
     else:
         lost = (0.0, linear, quadratic)
-    return np.array((linear, quadratic, *lost))[:, None]
+    return np.array((linear, quadratic, *lost))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Load:
-    """Unseen calls of one model on one instance, their predicted prefill and KV seconds and KV tokens; live leases."""
+    """Unseen calls (of one model on one instance, or of all), their predicted prefill and KV seconds and KV tokens; live leases."""
 
     calls: int = 0
     work_s: float = 0.0
@@ -60,6 +60,7 @@ class Overlay:
         self._unseen: dict[str, deque[Forwarded]] = {name: deque() for name in instances}
         self._seen = dict.fromkeys(self._unseen, 0)
         self._loads: dict[str, dict[str, Load]] = {name: {} for name in self._unseen}
+        self._totals = {name: Load() for name in self._unseen}
         self._entries: dict[int, Forwarded] = {}
 
     def load(self, instance: str, model: str) -> Load:
@@ -72,11 +73,8 @@ class Overlay:
 
     def total(self, instance: str) -> tuple[int, float]:
         """Unseen calls, and queued seconds to add, over all models of ``instance``."""
-        calls, work_s = 0, 0.0
-        for load in self._loads[instance].values():
-            calls += load.calls
-            work_s += load.work_s + self.lease_charge_s * load.leases
-        return calls, work_s
+        total = self._totals[instance]
+        return total.calls, total.work_s + self.lease_charge_s * total.leases
 
     def submitted(self, instance: str) -> int:
         """The number of the newest submission to ``instance``."""
@@ -88,6 +86,7 @@ class Overlay:
         self._entries[call_id] = entry
         self._unseen[instance].append(entry)
         self._load_of(instance, model).add(entry)
+        self._totals[instance].add(entry)
         return self.submitted(instance)
 
     def seen(self, instance: str, seen_seq: int) -> None:
@@ -113,19 +112,25 @@ class Overlay:
         entry = self._entries.get(call_id)
         if entry is not None and entry.weighs:
             entry.weighs = False
-            self._load_of(entry.instance, entry.model).remove(entry)
+            self._unload(entry)
 
     def reserve(self, instance: str, model: str) -> None:
         self._load_of(instance, model).leases += 1
+        self._totals[instance].leases += 1
 
     def release(self, instance: str, model: str) -> None:
         self._load_of(instance, model).leases -= 1
+        self._totals[instance].leases -= 1
 
     def _drop(self, entry: Forwarded) -> None:
         if self._entries.get(entry.call_id) is entry:
             del self._entries[entry.call_id]
         if entry.weighs:
-            self._load_of(entry.instance, entry.model).remove(entry)
+            self._unload(entry)
+
+    def _unload(self, entry: Forwarded) -> None:
+        self._load_of(entry.instance, entry.model).remove(entry)
+        self._totals[entry.instance].remove(entry)
 
     def _load_of(self, instance: str, model: str) -> Load:
         """The load about to be changed."""
