@@ -133,6 +133,19 @@ def test_a_dirty_chunk_is_staged_again_once_its_rows_are_free() -> None:
     assert (staging.coverage(), staging.dirty_share()) == (1.0, 0.0)
 
 
+def test_the_allocator_skips_the_rows_of_the_chunk_in_flight() -> None:
+    staging, pool = staged(400, 100), PagePool(100)
+    barrier = staging.in_flight_pages
+    assert barrier == (92, 4)
+    pool.block(*barrier)
+    extents = pool.alloc(96)
+    assert extents == [(0, 92), (96, 4)]
+    staging.dirty(extents)
+    assert staging.coverage() == 0.0 and staging.dirty_bytes == 80, "the two complete chunks of the top row"
+    pool.unblock(*barrier)
+    assert staging.advance(20) == 20 and staging.coverage() == 0.1
+
+
 def test_an_allocation_into_the_chunk_in_flight_is_a_broken_barrier() -> None:
     staging = staged(400, 30)
     with pytest.raises(ValueError, match="overlap the chunk in flight"):
