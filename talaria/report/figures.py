@@ -98,12 +98,13 @@ def round_composition(record: RunRecord, bound_s: float | None = None) -> Any:
         for name, values_s in parts.items():
             height = np.bincount(place, weights=values_s, minlength=bars) / count
             if height.sum() > 1e-3 * (bottom.sum() + height.sum()):
-                axes.bar(edges_s[:-1], height, np.diff(edges_s), bottom, align="edge", color=ACTIVITIES[name], label=name, linewidth=0)
+                axes.stairs(bottom + height, edges_s, baseline=bottom, fill=True, color=ACTIVITIES[name], label=name, linewidth=0)
             bottom += height
         if bound_s is not None:
             axes.axhline(bound_s, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="round bound")
         _legend_beside(axes)
     axes.set(title="Round composition", xlabel="time, s", ylabel="mean seconds per round")
+    axes.set_ylim(bottom=0)
     axes.grid(axis="x", visible=False)
     axes.margins(x=0.01)
     return figure

@@ -87,10 +87,7 @@ def test_a_large_sample_is_thinned_but_keeps_its_ends() -> None:
 
 
 def bar_tops(axes: Any) -> list[float]:
-    tops: dict[float, float] = {}
-    for bar in axes.patches:
-        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0.0), bar.get_y() + bar.get_height())
-    return [tops[left] for left in sorted(tops)]
+    return list(np.max([layer.get_data().values for layer in axes.patches], axis=0))
 
 
 def test_bars_of_the_round_composition_stack_to_the_mean_length_of_measured_rounds() -> None:
