@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from talaria.policy.calls import Call, LineKey
-from talaria.policy.cost import NO_PREFIX, CostTerms, Demand, Prefix, Pricer
+from talaria.policy.cost import NO_PREFIX, Arrival, CostTerms, Pricer
 from talaria.policy.explain import Candidate, Explanation, Gate
-from talaria.policy.fleet import Fleet, Vector
+from talaria.policy.fleet import Fleet
 from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease, LeaseCounts, LeaseTable
 from talaria.policy.overlay import Overlay
@@ -50,15 +50,6 @@ class Routed:
     explanation: Explanation | None = None
 
 
-class Arrival(NamedTuple):
-    """A call in the policy's numbers, with the prefixes that instances (by index) hold of it."""
-
-    call: Call
-    now_s: float
-    demand: Demand
-    held: dict[int, Prefix]
-
-
 class Decision(NamedTuple):
     """``instance`` by index, None where no candidate is left; ``denied`` says why ``lease`` was not honoured."""
 
@@ -66,14 +57,6 @@ class Decision(NamedTuple):
     reason: str
     lease: Lease | None = None
     denied: str = ""
-
-
-class Costs(NamedTuple):
-    """Seconds per instance for one call: wait without its prefix, Eq. 1, and what it adds to the next round."""
-
-    wait_s: Vector
-    cost_s: Vector
-    round_s: Vector
 
 
 class Router(ABC):
@@ -143,7 +126,7 @@ class Router(ABC):
     def place(self, call: Call, now_s: float, *, explain: bool = False) -> Routed | Overloaded:
         """Algorithm 1. A Routed call is already counted in the overlay; a queued one is answered by ``poll`` later."""
         self._expire(now_s)
-        arrival = self._arrival(call, now_s)
+        arrival = self._pricer.arrival(call, now_s)
         decision = self._or_spill(arrival, self._decide(arrival))
         if decision.instance is not None:
             return self._commit(arrival, decision, explain)
@@ -162,7 +145,7 @@ class Router(ABC):
 
     def explain(self, call: Call, now_s: float) -> Explanation:
         """What ``place`` would do now and why. Changes nothing; leases due for expiry count as expired once polled."""
-        arrival = self._arrival(call, now_s)
+        arrival = self._pricer.arrival(call, now_s)
         return self._explanation(arrival, self._or_spill(arrival, self._decide(arrival)))
 
     def submit_failed(self, call: Call, routed: Routed, now_s: float) -> None:
@@ -207,7 +190,7 @@ class Router(ABC):
         self._shed.clear()
 
         def take(call: Call) -> bool:
-            arrival = self._arrival(call, now_s)
+            arrival = self._pricer.arrival(call, now_s)
             decision = self._or_spill(arrival, self._decide(arrival))
             if decision.instance is None:
                 return False
@@ -230,9 +213,6 @@ class Router(ABC):
         return self._leases.drain_changes()
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _arrival(self, call: Call, now_s: float) -> Arrival:
-        return Arrival(call, now_s, self._pricer.demand(call), self._pricer.held_prefixes(call))
 
     def _expire(self, now_s: float) -> None:
         self._leases.expire(now_s)
@@ -261,11 +241,11 @@ class Router(ABC):
         columns = self._fleet.columns(arrival.call.key.model)
         if columns is None:
             return None
-        cost = self._costs(arrival).cost_s
+        cost_s = self._pricer.costs(arrival, columns).cost_s
         served = columns.kv_room_tokens >= 0.0
         for allowed in (self._fleet.takes_new(columns, arrival.now_s), served & np.array(self._fleet.healthy)):
             if allowed.any():
-                return int(np.where(allowed, cost, inf).argmin())
+                return int(np.where(allowed, cost_s, inf).argmin())
         return None
 
     def _may_ever_serve(self, model: str) -> bool:
@@ -283,24 +263,13 @@ class Router(ABC):
             return f"no healthy instance with fresh telemetry serves model {model!r}"
         return f"no instance can take a call of model {model!r} within its round, memory and replica limits"
 
-    def _costs(self, arrival: Arrival) -> Costs:
-        columns = self._fleet.columns(arrival.call.key.model)
-        assert columns is not None
-        waits_s = self._pricer.waits_s(columns, arrival.now_s)
-        cost_s, round_s = self._pricer.prices(columns, arrival.demand, waits_s)
-        for i, prefix in arrival.held.items():
-            if self._fleet.serves(i, arrival.call.key.model):
-                terms = self._pricer.terms(arrival.call, arrival.demand, i, prefix, arrival.now_s)
-                cost_s[i], round_s[i] = terms.cost_s, terms.round_s
-        return Costs(waits_s, cost_s, round_s)
-
     def _commit(self, arrival: Arrival, decision: Decision, explain: bool) -> Routed:
         """Enter the placement in the books: lease, overlay, session table."""
         call, i = arrival.call, decision.instance
         assert i is not None
         instance, model = self._fleet.ids[i], call.key.model
         explanation = self._explanation(arrival, decision) if explain else None
-        terms = self._pricer.terms(call, arrival.demand, i, arrival.held.get(i, NO_PREFIX), arrival.now_s)
+        terms = self._pricer.terms(arrival, i)
         opens = not self._fleet.holds(i, model)
         columns = self._fleet.columns(model)
         snapshot = self._fleet.snapshots[i]
@@ -327,8 +296,8 @@ class Router(ABC):
         call, fleet = arrival.call, self._fleet
         candidates = []
         for i, name in enumerate(fleet.ids):
+            terms = self._pricer.terms(arrival, i) if fleet.serves(i, call.key.model) else None
             prefix = arrival.held.get(i, NO_PREFIX)
-            terms = self._pricer.terms(call, arrival.demand, i, prefix, arrival.now_s) if fleet.serves(i, call.key.model) else None
             candidates.append(Candidate(name, terms, prefix, self._gates(arrival, i), self._note(arrival, i)))
         lease = "none"
         if decision.lease is not None:

@@ -64,6 +64,23 @@ class Demand:
         return self.prompt_tokens + self.output_tokens
 
 
+class Arrival(NamedTuple):
+    """A call to be placed, with the prefixes that instances (by index) hold of it."""
+
+    call: Call
+    now_s: float
+    demand: Demand
+    held: dict[int, Prefix]
+
+
+class Costs(NamedTuple):
+    """Seconds per instance for one call: wait without its prefix, Eq. 1, and what it adds to the next round."""
+
+    wait_s: Vector
+    cost_s: Vector
+    round_s: Vector
+
+
 class Pricer:
     """Prices calls against a fleet. ``round_steps``: decode steps that one round owes a sequence (Eq. 4)."""
 
@@ -73,7 +90,21 @@ class Pricer:
         self._feature_rows = self._features.reshape(FEATURES, 1)
         self._product = np.empty((FEATURES, 2 * len(fleet.ids)))
 
-    def demand(self, call: Call) -> Demand:
+    def arrival(self, call: Call, now_s: float) -> Arrival:
+        return Arrival(call, now_s, self._demand(call), self._held_prefixes(call))
+
+    def costs(self, arrival: Arrival, columns: ModelColumns) -> Costs:
+        """The call's price on every instance; meaningless where the model is not served."""
+        waits_s: Vector = np.maximum(columns.slot_at_s - arrival.now_s, 0.0)
+        waits_s += columns.queued_s
+        cost_s, round_s = self._prices(columns, arrival.demand, waits_s)
+        for i in arrival.held:
+            if self._fleet.serves(i, arrival.call.key.model):
+                terms = self.terms(arrival, i)
+                cost_s[i], round_s[i] = terms.cost_s, terms.round_s
+        return Costs(waits_s, cost_s, round_s)
+
+    def _demand(self, call: Call) -> Demand:
         """``call`` in the policy's numbers. Less than a page is never reused: it is suffix (``Timing.page_tokens``)."""
         output = self._sessions.expected_output_tokens(call)
         columns = self._fleet.columns(call.key.model)
@@ -83,7 +114,7 @@ class Pricer:
         suffix = max(1, call.prompt_tokens - reusable)
         return Demand(call.prompt_tokens, reusable, suffix, output, min(output, self._round_steps))
 
-    def held_prefixes(self, call: Call) -> dict[int, Prefix]:
+    def _held_prefixes(self, call: Call) -> dict[int, Prefix]:
         """By instance index, the longest prefix of ``call`` that it reports, or has just computed for us.
 
         A prefix can only be where calls of its lines went, so the session table names the few instances to look at.
@@ -110,13 +141,7 @@ class Pricer:
                     held[i] = prefix
         return held
 
-    def waits_s(self, columns: ModelColumns, now_s: float) -> Vector:
-        """Wait until the model's next admission on every instance, without any switch."""
-        waits: Vector = np.maximum(columns.slot_at_s - now_s, 0.0)
-        waits += columns.queued_s
-        return waits
-
-    def prices(self, columns: ModelColumns, demand: Demand, waits_s: Vector) -> tuple[Vector, Vector]:
+    def _prices(self, columns: ModelColumns, demand: Demand, waits_s: Vector) -> tuple[Vector, Vector]:
         """(Eq. 1 cost, added round seconds) on every instance for a call whose prefix is nowhere."""
         suffix, reusable, steps = demand.suffix_tokens, demand.reusable_tokens, demand.output_tokens
         attention = suffix * (reusable + 0.5 * suffix)
@@ -134,9 +159,10 @@ class Pricer:
         cost += waits_s
         return cost, both[waits_s.size :]
 
-    def terms(self, call: Call, demand: Demand, instance: int, prefix: Prefix, now_s: float) -> CostTerms:
-        """Eq. 1 on one instance that reports the model and holds ``prefix`` of the call's reusable tokens."""
-        fleet, name = self._fleet, call.key.model
+    def terms(self, arrival: Arrival, instance: int) -> CostTerms:
+        """Eq. 1 on one instance that serves the model, with the part of the call's prefix that it holds."""
+        fleet, call, demand = self._fleet, arrival.call, arrival.demand
+        name, prefix = call.key.model, arrival.held.get(instance, NO_PREFIX)
         snapshot = fleet.snapshots[instance]
         assert snapshot is not None
         model = snapshot.models[name]
@@ -152,7 +178,7 @@ class Pricer:
         joins_slot = model.residency is Residency.ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
         wait_s = fleet.queued_s(instance, name, model)
         if not joins_slot:
-            wait_s += max(0.0, snapshot.time_s + model.next_slot_s - now_s)
+            wait_s += max(0.0, snapshot.time_s + model.next_slot_s - arrival.now_s)
         context = demand.prompt_tokens + 0.5 * demand.output_tokens
         batch = model.in_flight + 1
         sequence_s = timing.decode_s_per_sequence + timing.decode_s_per_context_token * context

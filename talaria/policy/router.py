@@ -12,10 +12,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from talaria.policy.books import Arrival, Costs, Decision, Routed, Router
-from talaria.policy.cost import CostTerms
+from talaria.policy.books import Decision, Routed, Router
+from talaria.policy.cost import Arrival, Costs, CostTerms
 from talaria.policy.explain import Gate
-from talaria.policy.fleet import Vector
+from talaria.policy.fleet import ModelColumns, Vector
 from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease, LeaseCounts
 from talaria.policy.overload import Overloaded
@@ -46,8 +46,8 @@ class ResidencyRouter(Router):
         columns = self._fleet.columns(arrival.call.key.model)
         if columns is None:
             return Decision(None, "", lease, denied)
-        costs = self._costs(arrival)
-        passes = self._passes(arrival, costs)
+        costs = self._pricer.costs(arrival, columns)
+        passes = self._passes(arrival, columns, costs)
         passes &= self._fleet.fresh_until_s >= arrival.now_s
         cheapest = int(np.where(passes, costs.cost_s, inf).argmin())
         return Decision(cheapest if passes[cheapest] else None, "cost", lease, denied)
@@ -67,10 +67,8 @@ class ResidencyRouter(Router):
             return "the prefix is neither on the device nor restorable"
         return ""
 
-    def _passes(self, arrival: Arrival, costs: Costs) -> NDArray[np.bool_]:
+    def _passes(self, arrival: Arrival, columns: ModelColumns, costs: Costs) -> NDArray[np.bool_]:
         """Round admission, HBM, and the replica gate where one would have to be opened (Algorithm 1, step 2)."""
-        columns = self._fleet.columns(arrival.call.key.model)
-        assert columns is not None
         passes: NDArray[np.bool_] = costs.round_s <= self._fleet.round_room_s
         passes &= columns.kv_room_tokens >= arrival.demand.kv_tokens
         if columns.closed:
@@ -96,7 +94,7 @@ class ResidencyRouter(Router):
         columns = self._fleet.columns(arrival.call.key.model)
         if columns is None or not self._fleet.serves(instance, arrival.call.key.model):
             return gates
-        costs = self._costs(arrival)
+        costs = self._pricer.costs(arrival, columns)
         adds_s, room_s = costs.round_s[instance], self._fleet.round_room_s[instance]
         need, room = arrival.demand.kv_tokens, columns.kv_room_tokens[instance]
         gain, price_s = self._gain_s(arrival, costs.wait_s, columns.not_held)[instance], columns.open_price_s[instance]

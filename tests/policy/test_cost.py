@@ -138,7 +138,9 @@ calls = st.builds(
 @given(st.lists(models, min_size=1, max_size=5), calls, seconds)
 def test_the_vector_price_equals_the_scalar_price_on_every_instance(items: list[ModelSnapshot], asked: Call, now_s: float) -> None:
     made = router(*(snapshot(f"i{n}", {"m": item}) for n, item in enumerate(items)))
-    costs = made._costs(made._arrival(asked, now_s))
+    columns = made._fleet.columns("m")
+    assert columns is not None
+    costs = made._pricer.costs(made._pricer.arrival(asked, now_s), columns)
     for at in range(len(items)):
         terms = terms_of(made, asked, now_s, at)
         assert costs.cost_s[at] == pytest.approx(terms.cost_s, rel=1e-9, abs=1e-9)
