@@ -18,9 +18,14 @@ class _Resident(Entry):
     extents: list[Extent] = field(default_factory=list)
     """Where the pages are, in the order of the path."""
 
+    @classmethod
+    def new(cls, key: Hashable, first_page: int, page_cost: int, parent: _Resident | None) -> _Resident:
+        return cls(key, first_page, page_cost, parent, first_page, first_page, first_page)
 
-def _make(key: Hashable, first_page: int, page_cost: int, parent: _Resident | None) -> _Resident:
-    return _Resident(key, first_page, page_cost, parent, first_page, first_page, first_page)
+    @property
+    def node(self) -> int:
+        assert isinstance(self.key, int)
+        return self.key
 
 
 class DeviceCache:
@@ -37,7 +42,7 @@ class DeviceCache:
         self.evicted_pages = 0
         """Idle pages that had to make room, since the start."""
         self._forest = forest
-        self._tree: PageTree[_Resident] = PageTree(_make)
+        self._tree: PageTree[_Resident] = PageTree(_Resident.new)
         self._new: list[Extent] = []
 
     @property
@@ -128,7 +133,7 @@ class DeviceCache:
         if not entry.extents:
             entry.extents = extents.copy()
             if self._forest is not None:
-                self._forest.retain(_node(entry))
+                self._forest.retain(entry.node)
             return
         last, count = entry.extents[-1]
         if last + count == extents[0][0]:
@@ -158,9 +163,4 @@ class DeviceCache:
             self.pool.free([(first + count - freed, freed)])
             pages -= freed
         if not entry.extents and self._forest is not None:
-            self._forest.release(_node(entry))
-
-
-def _node(entry: Entry) -> int:
-    assert isinstance(entry.key, int)
-    return entry.key
+            self._forest.release(entry.node)

@@ -7,50 +7,17 @@ is exposed only when every rank has committed it. Bytes count all ranks; slabs o
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from talaria.substrate.agreement import RankAgreement
-from talaria.substrate.extents import Extent, ExtentSet
+from talaria.substrate.blocks import Hold as Hold
+from talaria.substrate.blocks import HostEntry, node_of
+from talaria.substrate.blocks import Ticket as Ticket
+from talaria.substrate.extents import Extent
 from talaria.substrate.prefix import PrefixForest, Spans
-from talaria.substrate.radix import NO_USE_S, Entry, PageTree, Step, page_steps
+from talaria.substrate.radix import NO_USE_S, PageTree, Step, page_steps
 
 FAMILIES = ("mha", "mla", "recurrent")
 """Paired K/V slabs; latent slabs; recurrent and auxiliary state, which can be resumed at checkpointed positions only."""
-
-
-class Ticket(NamedTuple):
-    """One asynchronous D2H copy. ``parts`` are the pages that it moves, as (node, first page, count)."""
-
-    id: int
-    model: str
-    family: str
-    bytes: int
-    parts: tuple[tuple[int, int, int], ...]
-    path: tuple[Step, ...]
-    """The whole path under the copy: held until it has ended."""
-
-
-class Hold(NamedTuple):
-    """A DMA pin or a radix reference on a path."""
-
-    id: int
-    path: tuple[Step, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Held(Entry):
-    committed: ExtentSet = field(default_factory=ExtentSet)
-    copied: ExtentSet = field(default_factory=ExtentSet)
-    """Pages that are committed or pending."""
-    agreement: RankAgreement | None = None
-    """None until a rank has reported a hash."""
-    incomplete: set[int] = field(default_factory=set)
-    """Checkpoint positions (tokens) whose recurrent state some rank could not save."""
-
-
-def _make(key: Hashable, first_page: int, page_cost: int, parent: _Held | None) -> _Held:
-    return _Held(key, first_page, page_cost, parent, first_page, first_page, first_page)
 
 
 class HostRegistry:
@@ -85,7 +52,7 @@ class HostRegistry:
         self.restore_skips = dict.fromkeys(FAMILIES, 0)
         self.protected: set[Hashable] = set()
         self._forest = forest
-        self._tree: PageTree[_Held] = PageTree(_make)
+        self._tree: PageTree[HostEntry] = PageTree(HostEntry.new)
         self._families: dict[str, str] = {}
         self._open: dict[str, dict[int, Ticket]] = {}
         self._waiting: dict[int, int] = {}
@@ -143,7 +110,7 @@ class HostRegistry:
             entry = entries[key]
             entry.copied.add(first, count)
             copied += count * entry.page_cost
-            places.append((_node(key), first, count))
+            places.append((node_of(key), first, count))
         ticket = Ticket(self._number(), model, family, copied, tuple(places), tuple(steps))
         self._open.setdefault(model, {})[ticket.id] = ticket
         self._waiting[ticket.id] = (1 << self.ranks) - 1
@@ -182,7 +149,7 @@ class HostRegistry:
             before = entry.end_page
             self._drop_pages(entry, before - self._tree.trim(entry, max(entry.first_page, entry.copied.end)))
 
-    def _end(self, ticket: Ticket) -> list[_Held]:
+    def _end(self, ticket: Ticket) -> list[HostEntry]:
         """Close a ticket and let go of its path, which is returned."""
         if self._waiting.pop(ticket.id, None) is None:
             raise ValueError(f"ticket {ticket.id} has ended")
@@ -236,31 +203,25 @@ class HostRegistry:
             entry = self._tree.entries.get(key)
             if entry is None:
                 break
-            reach = entry.committed.run_end(at)
-            if entry.agreement is not None:
-                reach = min(reach, entry.agreement.agreed_page)
-            at = max(at, min(reach, end))
+            at = max(at, min(entry.reach(at), end))
             if at < end:
                 break
         return at * self.page_tokens
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
+        """The longest checkpointed position within ``end_tokens`` whose recurrent state is complete; 0 if none is."""
         steps = self._steps(model, spans)
-        position = end_tokens // self.checkpoint_tokens * self.checkpoint_tokens
-        while position > 0:
-            page = position // self.page_tokens
+        for page in reversed(self._positions(0, end_tokens // self.page_tokens)):
             key = next(key for key, _, end in steps if page <= end)
             entry = self._tree.entries.get(key)
-            if entry is None or position not in entry.incomplete:
-                break
-            position -= self.checkpoint_tokens
-        return position
+            if entry is None or page not in entry.incomplete:
+                return page * self.page_tokens
+        return 0
 
     def _positions(self, first_page: int, end_page: int) -> range:
-        """Checkpoint positions in tokens whose state belongs to the pages [first_page, end_page)."""
-        spacing = self.checkpoint_tokens
-        begin = first_page * self.page_tokens // spacing * spacing + spacing
-        return range(begin, end_page * self.page_tokens + 1, spacing)
+        """End pages of the checkpoint positions whose state belongs to the pages [first_page, end_page)."""
+        spacing = self.checkpoint_tokens // self.page_tokens
+        return range(first_page // spacing * spacing + spacing, end_page + 1, spacing)
 
     # --- holds and room --------------------------------------------------------------------------------------------
 
@@ -316,29 +277,24 @@ class HostRegistry:
         if self._forest is not None:
             for entry, pages in grown:
                 if pages == entry.end_page - entry.first_page:
-                    self._forest.retain(_node(entry.key))
+                    self._forest.retain(entry.node)
         if lacking > 0:
             for entry, pages in tree.reclaim(lacking, self.protected):
                 self.evictions += pages
                 self._drop_pages(entry, pages)
         return True
 
-    def _drop_pages(self, entry: _Held, pages: int) -> None:
-        """Forget what was known of an entry's pages that the tree has just cut."""
-        if pages <= 0:
+    def _drop_pages(self, entry: HostEntry, pages: int) -> None:
+        """An entry has lost its last ``pages`` to the tree, perhaps all it had."""
+        if pages == 0:
             return
-        end = entry.end_page
-        entry.committed.take_range(end, end + pages)
-        entry.copied.take_range(end, end + pages)
-        entry.incomplete = {position for position in entry.incomplete if position <= end * self.page_tokens}
-        if entry.agreement is not None:
-            entry.agreement.cut(end)
-        if end == entry.first_page and self._forest is not None:
-            self._forest.release(_node(entry.key))
+        entry.forget_cut(pages)
+        if entry.end_page == entry.first_page and self._forest is not None:
+            self._forest.release(entry.node)
 
     def _uncopied(self, key: Hashable, first: int, end: int) -> Iterable[Extent]:
         entry = self._tree.entries.get(key)
-        return ((first, end - first),) if entry is None else entry.copied.gaps(first, end)
+        return ((first, end - first),) if entry is None else entry.uncopied(first, end)
 
     def _steps(self, model: str, spans: Spans) -> list[Step]:
         return [((model, node), first, end) for node, first, end in page_steps(spans, self.page_tokens, partial=False)]
@@ -347,7 +303,3 @@ class HostRegistry:
         self._numbered += 1
         return self._numbered
 
-
-def _node(key: Hashable) -> int:
-    assert isinstance(key, tuple) and isinstance(key[1], int)
-    return key[1]

@@ -1,0 +1,77 @@
+"""What the host registry keeps: the blocks of one prefix node, the copies that fill them, the holds that keep them.
+
+A block is one page of KV on the host. It is void, pending (its copy runs) or committed; only committed ones that all
+ranks agree on can be restored (SPEC §5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from talaria.substrate.agreement import RankAgreement
+from talaria.substrate.extents import Extent, ExtentSet
+from talaria.substrate.radix import Entry, Step
+
+
+class Ticket(NamedTuple):
+    """One asynchronous D2H copy. ``parts`` are the pages that it moves, as (node, first page, count)."""
+
+    id: int
+    model: str
+    family: str
+    bytes: int
+    parts: tuple[tuple[int, int, int], ...]
+    path: tuple[Step, ...]
+    """The whole path under the copy: held until it has ended."""
+
+
+class Hold(NamedTuple):
+    """A DMA pin or a radix reference on a path."""
+
+    id: int
+    path: tuple[Step, ...]
+
+
+@dataclass(slots=True, eq=False)
+class HostEntry(Entry):
+    """The blocks of one node of one model. Its key is (model, node)."""
+
+    committed: ExtentSet = field(default_factory=ExtentSet)
+    copied: ExtentSet = field(default_factory=ExtentSet)
+    """Pages that are committed or pending; the others of the entry are void."""
+    agreement: RankAgreement | None = None
+    """None until a rank has reported a hash."""
+    incomplete: set[int] = field(default_factory=set)
+    """End pages of checkpoint positions whose recurrent state some rank could not save."""
+
+    @classmethod
+    def new(cls, key: Hashable, first_page: int, page_bytes: int, parent: HostEntry | None) -> HostEntry:
+        return cls(key, first_page, page_bytes, parent, first_page, first_page, first_page)
+
+    @property
+    def node(self) -> int:
+        return node_of(self.key)
+
+    def reach(self, page: int) -> int:
+        """End of the blocks that can be restored from ``page`` on; ``page`` or less if there are none."""
+        end = self.committed.run_end(page)
+        return end if self.agreement is None else min(end, self.agreement.agreed_page)
+
+    def uncopied(self, first_page: int, end_page: int) -> Iterable[Extent]:
+        return self.copied.gaps(first_page, end_page)
+
+    def forget_cut(self, pages: int) -> None:
+        """The tree has cut ``pages`` from the tail: nothing is known of them any more."""
+        end = self.end_page
+        self.committed.take_range(end, end + pages)
+        self.copied.take_range(end, end + pages)
+        self.incomplete = {page for page in self.incomplete if page <= end}
+        if self.agreement is not None:
+            self.agreement.cut(end)
+
+
+def node_of(key: Hashable) -> int:
+    assert isinstance(key, tuple) and isinstance(key[1], int)
+    return key[1]
