@@ -53,6 +53,8 @@ class _Slot:
     sp_batches: int = 0
     oversize: int = 0
     sp_allowed: bool = True
+    draining: bool = False
+    """Nothing is admissible or expected any more: D_fin."""
     work: tuple[float, int, int, int] = (0.0, 0, 0, 0)
     """The model's decode counters when the slot opened."""
 
@@ -100,6 +102,20 @@ class SlotScheduler:
             else:
                 self._advance(view, now_s, commands)
         return commands
+
+    @property
+    def phase(self) -> str:
+        """Where the instance stands in SPEC §4.1: idle, switch, P, D1, SP, D, Dfin, or linger within D."""
+        slot = self._slot
+        if self._switching is not None:
+            return "switch"
+        if slot is None:
+            return "idle"
+        if slot.pending:
+            return "SP" if slot.batch_is_sp else "P"
+        if slot.lingers_since_s >= 0.0:
+            return "linger"
+        return "Dfin" if slot.draining else "D" if slot.sp_batches else "D1"
 
     def _absorb(self, event: Event, view: EngineView, now_s: float) -> None:
         """Keep the books; decides nothing."""
@@ -306,14 +322,15 @@ class SlotScheduler:
             self._stage_next(view, commands)
             if self._open_with_p(slot, model, view, now_s, commands):
                 return
-        draining = now_s >= slot.ends_s - _EPS_S
-        if not draining and slot.sp_allowed and self._admit_sp(slot, model, view, now_s, commands):
+        spent = now_s >= slot.ends_s - _EPS_S
+        if not spent and slot.sp_allowed and self._admit_sp(slot, model, view, now_s, commands):
             return
-        if not draining and self._only_this_model(view, slot.plan.model) and self._ordinary_waits(slot, model):
+        if not spent and self._only_this_model(view, slot.plan.model) and self._ordinary_waits(slot, model):
             self._close_slot(view, now_s, commands)  # no switch is at stake: a new slot of the same model admits at once
             return
-        until_s = now_s if draining or not slot.sp_allowed else self._expected_until_s(slot, model, now_s)
-        if until_s > now_s + _EPS_S:
+        until_s = now_s if spent or not slot.sp_allowed else self._expected_until_s(slot, model, now_s)
+        slot.draining = until_s <= now_s + _EPS_S
+        if not slot.draining:
             if model.held:
                 self._regrant(slot, model, until_s, now_s, commands)
             elif not model.running:

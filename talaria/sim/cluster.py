@@ -24,6 +24,7 @@ from talaria.sim.declog import DecisionLog
 from talaria.sim.engine import Run
 from talaria.sim.instance import CallTruth, SimInstance, SwitchRecord
 from talaria.sim.prefixes import PromptBook
+from talaria.sim.scenario import Telemetry
 from talaria.workload.session import Session, TraceCall
 
 _COMPLETED, _SHED, _FAILED = (OUTCOMES.index(name) for name in ("completed", "shed", "failed"))
@@ -59,7 +60,7 @@ class Cluster:
 
     def __init__(
         self, env: Environment, router: Router, record: RunRecord, prompts: PromptBook, *, pool: int | None, gap_cap_s: float | None,
-        telemetry_delay_s: float, heartbeat_s: float, warmup_s: float, log: DecisionLog | None = None,
+        telemetry: Telemetry, warmup_s: float, log: DecisionLog | None = None,
     ) -> None:  # fmt: skip
         self.truth: dict[int, CallTruth] = {}
         self.finished_all = env.event()
@@ -69,8 +70,7 @@ class Cluster:
         self._prompts = prompts
         self._pool = pool
         self._gap_cap_s = gap_cap_s
-        self._delay_s = telemetry_delay_s
-        self._heartbeat_s = heartbeat_s
+        self._telemetry = telemetry
         self._warmup_s = warmup_s
         self._log = log
         self._instances: list[SimInstance] = []
@@ -86,6 +86,10 @@ class Cluster:
         self._no_more_sessions = False
         self._poll_alarm: Event | None = None
 
+    @property
+    def watches_phases(self) -> bool:
+        return self._record.phases is not None
+
     def run(self, instances: Sequence[SimInstance], schedule: Iterable[tuple[float, Session]]) -> None:
         """Simulate until every session has ended; raises ConservationError if a sum does not hold then."""
         self._instances = list(instances)
@@ -93,7 +97,7 @@ class Cluster:
         for instance in self._instances:
             self._observe(instance.snapshot())
         self._env.process(self._start_sessions(schedule))
-        self._env.process(self._telemetry())
+        self._env.process(self._heartbeats())
         self._env.run(until=self.finished_all)
         self._record.makespan_s = self._env.now
         self._record.events = next(self._env._eid)  # the kernel numbers its events; it has no public count
@@ -195,7 +199,7 @@ class Cluster:
             del self._queued[call.id]
             done = self._submit(call, live, index, decision)
             assert done.callbacks is not None
-            done.callbacks.append(lambda event: gate.succeed())
+            done.callbacks.append(gate.trigger)
         elif decision.action == "shed":  # type: ignore[union-attr]
             del self._queued[call.id], self._calls[call.id], self.truth[call.id]
             live.aborted = True
@@ -243,9 +247,9 @@ class Cluster:
 
     def failed(self, run: Run, instance: SimInstance, why: str) -> None:
         call, now_s = run.view.call, self._env.now
-        result = self._router.ended(call, instance.id, now_s, "failed")
+        self._router.ended(call, instance.id, now_s, "failed")
         if self._log is not None:
-            self._log.router("ended", (call, instance.id, now_s, "failed"), result, now_s)
+            self._log.router("ended", (call, instance.id, now_s, "failed"), None, now_s)
         self._tell_leases()
         live, index, routed = self._calls.pop(call.id)
         live.aborted = True
@@ -283,9 +287,19 @@ class Cluster:
         if self._live == 0 and self._no_more_sessions:
             self.finished_all.succeed()
 
-    def publish(self, instance: SimInstance) -> None:
+    def slot_opened(self, instance: SimInstance) -> None:
+        if self._env.now - instance.published_s >= self._telemetry.min_interval_s:
+            self._publish(instance)
+
+    def health_changed(self, instance: SimInstance) -> None:
+        self._publish(instance)
+
+    def _publish(self, instance: SimInstance) -> None:
         """A snapshot leaves the instance now and reaches the router after the telemetry delay."""
-        arrival = Timeout(self._env, self._delay_s, instance.snapshot())
+        if self._record.hbm_samples is not None:
+            weights, kv, staged = instance.memory.footprint()
+            self._record.hbm_samples.append(instance.index, self._env.now, weights, kv, staged)
+        arrival = Timeout(self._env, self._telemetry.delay_s, instance.snapshot())
         assert arrival.callbacks is not None
         arrival.callbacks.append(lambda event: self._observe(event.value))
 
@@ -297,14 +311,17 @@ class Cluster:
         if self._queued:
             self._poll()
 
-    def _telemetry(self) -> Generator[Event, Any, None]:
-        """Between slots: what has changed is published, what has not is only known to be alive."""
+    def _heartbeats(self) -> Generator[Event, Any, None]:
+        """Between slots: what has changed since its last snapshot is published, what has not is only known to be alive."""
+        heartbeat_s = self._telemetry.heartbeat_s
         while True:
-            yield Timeout(self._env, self._heartbeat_s)
+            yield Timeout(self._env, heartbeat_s)
             now_s = self._env.now
             for instance in self._instances:
+                if now_s - instance.published_s < 0.5 * heartbeat_s:
+                    continue
                 if instance.changed:
-                    self.publish(instance)
+                    self._publish(instance)
                 else:
                     self._router.heartbeat(instance.id, instance.healthy(), now_s)
                     if self._log is not None:
@@ -390,5 +407,5 @@ class Cluster:
         )  # fmt: skip
 
     def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None:
-        if self._record.phases is not None:
-            self._record.phases.append(instance.index, self._model_code[model], _PHASE[name], started_s, ended_s)
+        assert self._record.phases is not None
+        self._record.phases.append(instance.index, self._model_code[model], _PHASE[name], started_s, ended_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from simpy.core import Environment
 from simpy.events import Event as KernelEvent
@@ -47,8 +47,10 @@ class Host(Protocol):
 
     def failed(self, run: Run, instance: SimInstance, why: str) -> None: ...
 
-    def publish(self, instance: SimInstance) -> None:
+    def slot_opened(self, instance: SimInstance) -> None:
         """A moment at which routers want to know."""
+
+    def health_changed(self, instance: SimInstance) -> None: ...
 
     def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None: ...
 
@@ -93,7 +95,7 @@ class SimInstance:
     def __init__(
         self, env: Environment, index: int, name: str, capabilities: Capabilities, models: tuple[str, ...], ground: Ground,
         memory: InstanceMemory, beliefs: dict[str, Timing], knobs: Knobs, truth: Mapping[int, CallTruth], host: Host,
-        log: StepLog | None = None,
+        log: StepLog | None = None, watched: bool = False,
     ) -> None:  # fmt: skip
         self.id = name
         self.index = index
@@ -102,12 +104,16 @@ class SimInstance:
         self.rounds = 0
         self.deadline_risk = 0
         self.changed = True
+        self.published_s = 0.0
         self._env = env
         self._ground = ground
         self.memory = memory
         self._truth = truth
         self._host = host
         self._log = log
+        self._watched = watched
+        self._switching_to: str | None = None
+        self._phase: tuple[str, float, str | None] = ("idle", 0.0, None)
         self._predictor = Predictor(beliefs, knobs.ewma_alpha)
         self._scheduler = SlotScheduler(knobs)
         self.view = EngineView(capabilities, {model: ModelView(beliefs[model], Residency.ABSENT) for model in models})
@@ -187,6 +193,7 @@ class SimInstance:
                 memory.weight_bytes[name], timing,
             )  # fmt: skip
         self.changed = False
+        self.published_s = now_s
         return InstanceSnapshot(
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self._submitted, healthy=self.view.healthy,
             capabilities=self.capabilities, models=models, lines=self._lines, round_left_s=round_left_s, round_load_s=load_s,
@@ -239,8 +246,19 @@ class SimInstance:
                     else:
                         self._execute(command)
                 self._wake_at(until_s)
+                if self._watched:
+                    self._watch_phase()
         finally:
             self._stepping = False
+
+    def _watch_phase(self) -> None:
+        """Tell the host of each phase when it is over, for the timeline."""
+        phase = self._scheduler.phase
+        before, since_s, of = self._phase
+        if phase != before:
+            if before != "idle" and of is not None:
+                self._host.phase(self, before, of, since_s, self._env.now)
+            self._phase = (phase, self._env.now, self._switching_to if phase == "switch" else self.view.active)
 
     def _execute(self, command: Command) -> None:
         kind = type(command)
@@ -384,7 +402,7 @@ class SimInstance:
         assert self._engine.idle, "a switch met a busy engine"
         now_s, source = self._env.now, self.view.active
         held = [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else []
-        plan = self.memory.plan_switch(source, target, held, now_s)
+        plan = self.memory.plan_switch(source, target, held, self._ground.timing[target].open_s, now_s)
         factor = self._ground.switch_factor()
         moved_s = plan.move_s * self._ground.rank_factor()
         p1, p3, p4, p5 = plan.fixed_s
@@ -394,6 +412,7 @@ class SimInstance:
             self._lose_device(source)
             if self.view.models[source].residency is Residency.ACTIVE:  # else it was closed to make room
                 self.view.models[source].residency = Residency.PARKED
+        self._switching_to = target
         self.view.active = None
         self._activity = Timeout(self._env, sum(phases), record)
         assert self._activity.callbacks is not None
@@ -403,7 +422,7 @@ class SimInstance:
         if event is not self._activity:
             return
         self._activity = None
-        record: SwitchRecord = event.value
+        record = cast(SwitchRecord, event.value)
         self.memory.activate(record.target, self._env.now)
         self._engine.load(self._ground.timing[record.target])
         self.view.active = record.target
@@ -415,7 +434,7 @@ class SimInstance:
         self._look_again = True
         self._host.switched(self, record)
         self._happened(SwitchDone(record.target, record.phases_s, record.path))
-        self._host.publish(self)
+        self._host.slot_opened(self)
 
     def _sync_decode_counters(self, model: ModelView) -> None:
         """Decode counters are the engine's, which serves one model at a time: start the new slot from where they are."""
@@ -496,16 +515,16 @@ class SimInstance:
             for call_id in model.waiting:
                 self._look(self.runs[call_id])
         self._happened(EngineDown(rank))
-        self._host.publish(self)
+        self._host.health_changed(self)
 
     def engine_up(self) -> None:
         self.view.healthy = True
         self._happened(EngineUp())
-        self._host.publish(self)
+        self._host.health_changed(self)
 
     def switch_failed(self, why: str) -> None:
         """The switch under way does not succeed; no model is active afterwards."""
         assert self._activity is not None
-        record: SwitchRecord = self._activity.value
+        record = cast(SwitchRecord, self._activity.value)
         self._activity = None
         self._happened(SwitchFailed(record.target, why))

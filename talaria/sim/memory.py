@@ -293,7 +293,7 @@ class InstanceMemory:
         self._advance_staging(now_s)
         return self._hardware.contention_factor if staging.coverage() < 1.0 and staging.slack_bytes > 0 else 1.0
 
-    def plan_switch(self, source: str | None, target: str, held: list[Run], now_s: float) -> SwitchCost:
+    def plan_switch(self, source: str | None, target: str, held: list[Run], open_s: float, now_s: float) -> SwitchCost:
         """Tear ``source`` down: drain its checkpoints, move its in-flight KV away, release its region (SPEC §5.4)."""
         contention = self.link_contention(now_s)
         numbers, hardware = self._numbers[target], self._hardware
@@ -309,7 +309,7 @@ class InstanceMemory:
         self._cache, self._staging, self._active = None, None, None
         phases = hardware.phases_s
         if plan.path == "open":
-            move_s = max(0.0, numbers.open_s - sum(phases))
+            move_s = max(0.0, open_s - sum(phases))
         else:
             move_s = plan.d2d_bytes / hardware.d2d_bytes_per_s + plan.h2d_bytes / hardware.h2d_bytes_per_s * contention
         return SwitchCost(plan.path, drain_s, phases, move_s, coverage, dirty, plan.d2d_bytes, plan.h2d_bytes)
@@ -360,11 +360,12 @@ class InstanceMemory:
             used += numbers.weight_bytes + self._cache.locked_pages * self._hardware.page_tokens * numbers.kv_bytes_per_token
         return used * self._hardware.tp
 
-    def kv_bytes(self) -> int:
-        """Resident KV of the active model, idle cache included, per GPU."""
-        if self._cache is None or self._active is None:
-            return 0
-        return self._cache.resident_tokens * self._numbers[self._active].kv_bytes_per_token
+    def footprint(self) -> tuple[int, int, int]:
+        """(weights, resident KV with idle cache, staged weights) of one GPU, in bytes."""
+        if self._cache is None or self._active is None or self._staging is None:
+            return 0, 0, 0
+        numbers = self._numbers[self._active]
+        return numbers.weight_bytes, self._cache.resident_tokens * numbers.kv_bytes_per_token, self._staging.clean_bytes
 
     def slack_bytes(self) -> int:
         return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0

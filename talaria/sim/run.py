@@ -168,7 +168,7 @@ def simulate(
     router = ROUTERS[plan.config.router]({item.name: item.capabilities for item in plan.instances}, plan.knobs)
     cluster = Cluster(
         env, router, record, PromptBook(forest, workload.block_tokens, workload.block_scope), pool=arrivals.pool,
-        gap_cap_s=scenario.gap_cap_s, telemetry_delay_s=scenario.telemetry.delay_s, heartbeat_s=scenario.telemetry.heartbeat_s,
+        gap_cap_s=scenario.gap_cap_s, telemetry=scenario.telemetry,
         warmup_s=scenario.warmup_s, log=log,
     )  # fmt: skip
     if log is not None:
@@ -194,6 +194,8 @@ def _build(
     item, scenario = plan.instances[index], plan.scenario
     hardware = item.profile.hardware
     timing = {name: item.profile.timing(name) for name in item.models}
+    if scenario.open_s is not None:
+        timing = {name: replace(truth, open_s=scenario.open_s) for name, truth in timing.items()}
     error = scenario.belief_error
     beliefs = {
         name: truth.scaled(prefill=error.prefill, decode=error.decode, restore=error.restore, switch=error.switch)
@@ -213,7 +215,7 @@ def _build(
     )
     instance = SimInstance(
         env, index, item.name, capabilities, item.models, ground, memory, beliefs, plan.knobs, cluster.truth, cluster,
-        None if log is None else log.slots,
+        None if log is None else log.slots, cluster.watches_phases,
     )
     instance.open_at_start(item.opened)
     return instance

@@ -23,7 +23,7 @@ class _Strict(BaseModel):
 class InstanceGroup(_Strict):
     """``count`` equal TP groups."""
 
-    count: int = Field(1, ge=1, le=4096)
+    count: int = Field(default=1, ge=1, le=4096)
     pool: Literal["cold", "hot"] = "cold"
     profile: str | None = None
     """Another profile than the scenario's."""
@@ -31,25 +31,27 @@ class InstanceGroup(_Strict):
     """What this group may run; a hot group pins the first. Default: all models of the scenario."""
     opened: tuple[str, ...] | None = None
     """Models open at the start; default: as many as may be resident, in order, rotated from instance to instance."""
-    max_resident_models: int = Field(8, ge=1)
-    max_running: int = Field(256, ge=1)
+    max_resident_models: int = Field(default=8, ge=1)
+    max_running: int = Field(default=256, ge=1)
     inflight_kv: Literal["swap", "recompute"] = "swap"
 
 
 class BeliefError(_Strict):
     """A deliberate error of the policy's initial profile: its belief is truth times these factors."""
 
-    prefill: float = Field(1.0, gt=0, le=10)
-    decode: float = Field(1.0, gt=0, le=10)
-    restore: float = Field(1.0, gt=0, le=10)
-    switch: float = Field(1.0, gt=0, le=10)
+    prefill: float = Field(default=1.0, gt=0, le=10)
+    decode: float = Field(default=1.0, gt=0, le=10)
+    restore: float = Field(default=1.0, gt=0, le=10)
+    switch: float = Field(default=1.0, gt=0, le=10)
 
 
 class Telemetry(_Strict):
     """How snapshots travel: published when a slot opens and every ``heartbeat_s``, seen ``delay_s`` later."""
 
-    delay_s: float = Field(0.005, ge=0)
-    heartbeat_s: float = Field(2.0, gt=0)
+    delay_s: float = Field(default=0.005, ge=0)
+    min_interval_s: float = Field(default=0.5, ge=0)
+    """Slots that open sooner after the last snapshot wait for the heartbeat."""
+    heartbeat_s: float = Field(default=2.0, gt=0)
 
 
 class Scenario(_Strict):
@@ -63,14 +65,14 @@ class Scenario(_Strict):
     instances: tuple[InstanceGroup, ...] = Field(min_length=1)
     workload: dict[str, Any]
     """``preset`` (and its overrides) or ``trace`` (a path); see ``workload/open.py``."""
-    gap_cap_s: float | None = Field(None, gt=0)
+    gap_cap_s: float | None = Field(default=None, gt=0)
     """Recorded gaps are capped at this in the replay."""
     arrivals: str = "closed_pool:5"
     knobs: dict[str, Any] = Field(default_factory=dict)
     """Knob values that belong to the experiment; the command line wins over them."""
-    opens: Literal["leaves-absent", "any-activation"] = "leaves-absent"
-    """What counts as a model open (SPEC §5.6)."""
-    warmup_s: float = Field(0.0, ge=0)
+    open_s: float | None = Field(default=None, gt=0)
+    """Seconds of a full open here, in place of the profile's (which reads the checkpoint from disk)."""
+    warmup_s: float = Field(default=0.0, ge=0)
     """Calls enqueued before this are left out of every metric."""
     noise: bool = True
     """Seeded variation of ground-truth durations, by the profile's coefficients."""
