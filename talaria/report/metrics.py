@@ -39,7 +39,6 @@ GIB = 2**30
 class Metric:
     """One number of a run. ``better`` is the direction of improvement, ``None`` where neither is; ``doc`` defines it."""
 
-    name: str
     unit: str
     better: Better | None
     doc: str
@@ -73,8 +72,7 @@ def metric(unit: str, better: Better | None) -> Callable[[Compute], Compute]:
     """Register a function under its own name, with its docstring as the definition."""
 
     def register(function: Compute) -> Compute:
-        name = function.__name__
-        METRICS[name] = Metric(name, unit, better, " ".join((function.__doc__ or "").split()), function)
+        METRICS[function.__name__] = Metric(unit, better, " ".join((function.__doc__ or "").split()), function)
         return function
 
     return register

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,7 @@ def _derived(record: RunRecord) -> dict[str, Any]:
 def _empty(scalars: dict[str, Any]) -> RunRecord:
     scalars["models"], scalars["instances"] = tuple(scalars["models"]), tuple(scalars["instances"])
     scalars["session_parents"] = {int(child): parent for child, parent in scalars["session_parents"].items()}
-    return RunRecord(**{item.name: scalars[item.name] for item in fields(RunRecord) if item.name in scalars})
+    return RunRecord(**scalars)
 
 
 def _fill(records: dict[int, RunRecord], name: str, table: Any) -> None:

@@ -31,10 +31,6 @@ class Estimate:
     low: float | None
     high: float | None
 
-    @property
-    def half_width(self) -> float | None:
-        return None if self.high is None or self.mean is None else self.high - self.mean
-
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:

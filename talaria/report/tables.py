@@ -1,4 +1,4 @@
-"""Tables for the terminal, at most 100 columns wide: one run, a comparison, a sweep. They read documents, never records.
+"""Tables for the terminal, made for 100 columns: one run, a comparison of up to five, a sweep. They read documents, never records.
 
 So what is on screen is what ``--json`` prints and ``run.json`` holds.
 """
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from talaria.report.document import Document
-
-WIDTH = 100
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "sessions and calls": (
@@ -122,16 +120,6 @@ def sweep_table(document: Document) -> Any:
         cells = [with_margin(point["metrics"][metric], point["spread"][metric]["ci95"]) for metric in SWEPT]
         table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in values), *cells)
     return table
-
-
-def render(table: Any) -> str:
-    """The table as plain text without colour, ``WIDTH`` columns, one final newline."""
-    from rich.console import Console
-
-    console = Console(width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
 def _table(title: str) -> Any:

@@ -20,7 +20,7 @@ def test_the_interval_is_students_t_on_the_seeds() -> None:
     # 2, 4, 6: mean 4, std 2, half width 4.302653·2/√3 = 4.968275
     result = estimate([2.0, 4.0, 6.0])
     assert (result.mean, result.std) == (4.0, 2.0)
-    assert result.half_width == pytest.approx(4.968275, abs=1e-5)
+    assert (result.low, result.high) == pytest.approx((4 - 4.968275, 4 + 4.968275), abs=1e-5)
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706205), (2, 4.302653), (9, 2.262157), (29, 2.045230)])
@@ -30,7 +30,7 @@ def test_quantiles_agree_with_the_printed_tables(degrees: int, quantile: float) 
 
 def test_one_seed_has_a_mean_and_no_interval() -> None:
     result = estimate([3.0])
-    assert (result.mean, result.std, result.low, result.high, result.half_width) == (3.0, None, None, None, None)
+    assert (result.mean, result.std, result.low, result.high) == (3.0, None, None, None)
 
 
 def test_undefined_seeds_are_left_out_of_the_mean() -> None:
@@ -54,7 +54,7 @@ def test_a_shift_that_every_seed_shares_leaves_the_paired_interval_narrow(values
     high = [SeedResult(dict.fromkeys(METRICS, value + shift), scts) for value in values]
     result = paired({"a": high, "b": low})[0].estimate
     assert result.mean == pytest.approx(shift, abs=1e-6)
-    assert result.half_width == pytest.approx(0.0, abs=1e-6)
+    assert (result.low, result.high) == pytest.approx((shift, shift), abs=1e-6)
 
 
 def test_pairs_are_compared_a_minus_b_for_every_two_configurations() -> None:
