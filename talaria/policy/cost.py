@@ -6,7 +6,6 @@ once, as if none held a prefix; a placement patches the few that do with ``terms
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -48,8 +47,7 @@ class CostTerms(NamedTuple):
         return self.wait_s + self.prefill_s + self.decode_s + self.kv_s + self.activate_s
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """A call in the policy's numbers: tokens, and decode steps in all and within one round."""
 
     prompt_tokens: int

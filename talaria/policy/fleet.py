@@ -26,7 +26,10 @@ FEATURES = 10
 """1; S; S·(U + S/2); U > 0; U; U²/2; decode steps; steps · context; decode steps in one round; round steps · context.
 S: suffix, U: reusable prefix, in tokens."""
 RISK_SHARE = 0.1
-"""Each new deadline risk of an instance adds this share of the round bound to its waits; it decays over a control window."""
+"""Each new deadline risk of an instance adds this share of the round bound to every wait predicted there, up to the whole
+bound; what was added fades from snapshot to snapshot, by a factor of e per control window. It makes an instance less
+attractive (Eq. 1) and a replica elsewhere more so (Eq. 2), but closes no gate: nobody is locked out by bad predictions.
+"""
 
 
 class ModelColumns:
@@ -142,10 +145,6 @@ class Fleet:
             self._write_room(i, snapshot)
         self._overlay.changed.clear()
 
-    def risk_s(self, instance: int) -> float:
-        """Seconds that recent mispredictions of this instance add to every wait there."""
-        return self._risk_s[instance]
-
     def serves(self, instance: int, name: str) -> bool:
         """Whether the model can be placed there: it is listed, and a hot instance never leaves the model it pins."""
         snapshot = self.snapshots[instance]
@@ -221,7 +220,7 @@ class Fleet:
         self.pressure[i] = calls + load_s / self.round_bound_s
         # A call that fits no round alone still gets its own (SPEC §4.1), so an idle instance has room for any.
         roomy = self._hot[i] or calls == 0
-        self.round_room_s[i] = inf if roomy else self.round_bound_s - load_s - self._risk_s[i]
+        self.round_room_s[i] = inf if roomy else self.round_bound_s - load_s
 
 
 def _timing_rows(timing: Timing) -> NDArray[Any]:

@@ -123,7 +123,7 @@ class LeaseTable:
         if not self._live:
             return
         key = call.key
-        for line in {key.line, *(line for line, _ in call.continues)}:
+        for line in (key.line, *(line for line, _ in call.continues)):
             lease = self._live.get(LineKey(key.tenant, key.session, key.model, line))
             if lease is not None and lease.instance == instance:
                 self._came_back.add(lease.key)

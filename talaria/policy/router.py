@@ -144,7 +144,7 @@ class RoundRobin(Router):
         return Decision(int(able[at % able.size]), "rotation")
 
     def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
-        if decision.reason in ("rotation", "health", "queue") and decision.instance is not None:
+        if decision.reason != "sticky" and decision.instance is not None:
             self._next = (decision.instance + 1) % len(self._fleet.ids)
 
     def _note(self, arrival: Arrival, instance: int) -> str:
@@ -167,7 +167,7 @@ class SessionSticky(RoundRobin):
 
     def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
         super()._placed(arrival, decision, terms)
-        if decision.reason == "health" and decision.instance is not None:
+        if decision.instance is not None:
             self._sessions.move_home(arrival.call.key, self._fleet.ids[decision.instance], arrival.now_s)
 
     def _note(self, arrival: Arrival, instance: int) -> str:

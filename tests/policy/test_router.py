@@ -156,6 +156,7 @@ def test_rising_deadline_risk_moves_traffic_away_and_is_forgiven_in_time() -> No
     assert routed(made.place(call(1), 0.0)).instance == "a"
     made.observe(busy("a", 1.0, version=2, time_s=1.0, seen_seq=1, deadline_risk=3), 1.0)
     assert routed(made.place(call(2, key("s2")), 1.0)).instance == "b"
+    assert not [gate for gate in made.explain(call(9, key("new")), 1.0).candidates[0].gates if not gate.passed]
     late = 1.0 + 10 * made.knobs.control_window_s
     made.observe(busy("a", 1.0, version=3, time_s=late, seen_seq=1, deadline_risk=3), late)
     made.observe(busy("b", 1.2, version=2, time_s=late, seen_seq=1), late)
@@ -193,6 +194,18 @@ def test_a_sticky_session_moves_for_good_when_its_instance_is_down() -> None:
     assert (moved.instance, moved.reason) == ("b", "health")
     made.observe(idle("a", version=2, time_s=2.0), 2.0)
     assert routed(made.place(call(3), 2.0)).instance == "b"
+
+
+def test_a_sticky_session_that_left_a_down_instance_through_the_queue_does_not_go_back() -> None:
+    made = router(idle("a"), idle("b"), name="session-sticky", overload="queue")
+    made.place(call(1), 0.0)
+    made.heartbeat("a", False, 1.0)
+    made.heartbeat("b", False, 1.0)
+    assert isinstance(made.place(call(2), 1.0), Overloaded)
+    made.observe(idle("b", version=2, time_s=2.0), 2.0)
+    assert [routed(item).instance for item in made.poll(2.0)] == ["b"]
+    made.observe(idle("a", version=2, time_s=3.0), 3.0)
+    assert routed(made.place(call(3), 3.0)).instance == "b"
 
 
 def test_round_robin_takes_turns_among_the_instances_that_may_be_used() -> None:
