@@ -119,8 +119,8 @@ class DeviceCache:
         """Free everything: the region is released at a switch. Raises ValueError while anything is locked."""
         if self._tree.held_cost:
             raise ValueError(f"{self._tree.held_cost} pages are locked: release them before the region")
-        for entry, count in self._tree.reclaim(self._tree.cost):
-            self._free(entry, count)
+        for entry in self._tree.clear():
+            self._free(entry, entry.end_page - entry.first_page)
 
     def take_new_extents(self) -> list[Extent]:
         """Pages allocated since this was last asked: staged chunks that they overlap are dirty (SPEC §5.3)."""

@@ -102,29 +102,47 @@ class ExtentSet:
 
     def take_range(self, first: int, end: int) -> list[Extent]:
         """Remove and return the members within [first, end), in order."""
-        taken = list(self.within(first, end))
+        taken = self.within(first, end)
         for start, count in taken:
             self.remove(start, count)
         return taken
 
-    def within(self, first: int, end: int) -> Iterator[Extent]:
+    def within(self, first: int, end: int) -> list[Extent]:
         """The members within [first, end), as extents in order."""
-        at = max(0, bisect_right(self._starts, first) - 1)
-        while at < len(self._starts) and self._starts[at] < end:
-            low, high = max(first, self._starts[at]), min(end, self._ends[at])
+        starts, ends, found = self._starts, self._ends, []
+        at = max(0, bisect_right(starts, first) - 1)
+        while at < len(starts) and starts[at] < end:
+            low, high = max(first, starts[at]), min(end, ends[at])
             if low < high:
-                yield low, high - low
+                found.append((low, high - low))
             at += 1
+        return found
 
-    def gaps(self, first: int, end: int) -> Iterator[Extent]:
+    def gaps(self, first: int, end: int) -> list[Extent]:
         """What [first, end) lacks, as extents in order."""
-        at = first
+        missing, at = [], first
         for start, count in self.within(first, end):
             if start > at:
-                yield at, start - at
+                missing.append((at, start - at))
             at = start + count
         if at < end:
-            yield at, end - at
+            missing.append((at, end - at))
+        return missing
+
+    def first_gap(self, first: int, end: int) -> Extent | None:
+        """The first of ``gaps``, without looking for the others."""
+        at = bisect_right(self._starts, first)
+        if at and self._ends[at - 1] > first:
+            first = self._ends[at - 1]
+        if first >= end:
+            return None
+        return first, (min(end, self._starts[at]) if at < len(self._starts) else end) - first
+
+    def count_below(self, end: int) -> int:
+        """How many members are less than ``end``."""
+        if end >= self.end:
+            return self.total
+        return sum(count for _, count in self.within(0, end))
 
     def run_end(self, at: int) -> int:
         """The first number from ``at`` on that is not a member (``at`` itself if it is none)."""

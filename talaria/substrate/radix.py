@@ -24,17 +24,14 @@ def page_steps(spans: Spans, page_tokens: int, *, partial: bool) -> list[tuple[i
     ``partial`` says whether a last page that is not full counts.
     """
     steps = []
-    for node, start, end in spans:
+    for node, start, end in spans[:-1]:
         first, last = start // page_tokens, end // page_tokens
         if last > first:
             steps.append((node, first, last))
-    if partial and spans:
-        node, start, end = spans[-1]
-        last = -(-end // page_tokens)
-        if last > end // page_tokens:
-            if steps and steps[-1][0] == node:
-                steps.pop()
-            steps.append((node, start // page_tokens, last))
+    for node, start, end in spans[-1:]:
+        first, last = start // page_tokens, -(-end // page_tokens) if partial else end // page_tokens
+        if last > first:
+            steps.append((node, first, last))
     return steps
 
 
@@ -125,7 +122,12 @@ class PageTree(Generic[E]):
 
         Raises ValueError without a matching hold.
         """
-        path = [self._matching(key, end) for key, _, end in steps]
+        path: list[E] = []
+        for key, _, end in steps:
+            found = self.entries.get(key)
+            if found is None or end not in found.holds:
+                raise ValueError(f"no hold of {key!r} ends at page {end}")
+            path.append(found)
         for entry, (_, _, end) in zip(path, steps, strict=True):
             count = entry.holds[end] - 1
             if count:
@@ -137,12 +139,6 @@ class PageTree(Generic[E]):
                     self.held_cost -= (end - entry.held) * entry.page_cost
             self._use(entry, end, now_s)
         return path
-
-    def _matching(self, key: Hashable, end: int) -> E:
-        entry = self.entries.get(key)
-        if entry is None or end not in entry.holds:
-            raise ValueError(f"no hold of {key!r} ends at page {end}")
-        return entry
 
     def touch(self, steps: Iterable[Step], now_s: float) -> None:
         """Count a path as used at ``now_s`` where it is present."""
@@ -215,6 +211,14 @@ class PageTree(Generic[E]):
         for entry in passed:
             self._enqueue(entry)
         return list(cut.items())
+
+    def clear(self) -> list[E]:
+        """Take everything out, held or not; returns what was there, parents before children."""
+        entries = list(self.entries.values())
+        self.entries.clear()
+        self._queue.clear()
+        self.cost = self.held_cost = 0
+        return entries
 
     def _enqueue(self, entry: E) -> None:
         if entry.end_page <= max(entry.held, entry.needed):

@@ -196,17 +196,19 @@ class HostRegistry:
         return declined
 
     def _agreed(self, model: str, spans: Spans, from_tokens: int) -> int:
-        at = from_tokens // self.page_tokens
-        for key, _, end in self._steps(model, spans):
-            if end <= at:
+        entries, page_tokens = self._tree.entries, self.page_tokens
+        at = from_tokens // page_tokens
+        for node, _, end_tokens in spans:
+            end = end_tokens // page_tokens
+            if end <= at:  # on the device already, or no page of this node's own
                 continue
-            entry = self._tree.entries.get(key)
+            entry = entries.get((model, node))
             if entry is None:
                 break
             at = max(at, min(entry.reach(at), end))
             if at < end:
                 break
-        return at * self.page_tokens
+        return at * page_tokens
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
         """The longest checkpointed position within ``end_tokens`` whose recurrent state is complete; 0 if none is."""

@@ -88,7 +88,7 @@ class StagingMap:
             left = self._fill(self._in_flight, left)
         limit = min(self._chunks, self._tail_rows() * self.layers)
         while left > 0:
-            gap = next(self._clean.gaps(0, limit), None)
+            gap = self._clean.first_gap(0, limit)
             if gap is None:
                 break
             first, count = gap
@@ -163,7 +163,8 @@ class StagingMap:
     @property
     def slack_bytes(self) -> int:
         """Bytes of the free tail that hold no clean chunk: still usable to stage weights (the router's slack)."""
-        return sum(count for _, count in self._clean.gaps(0, self._tail_rows() * self.layers)) * self.chunk_bytes
+        slots = self._tail_rows() * self.layers
+        return (slots - self._clean.count_below(slots)) * self.chunk_bytes
 
     def coverage(self) -> float:
         """Share of the target's bytes that is staged clean; 0 without a target."""

@@ -48,6 +48,9 @@ def test_an_extent_set_behaves_like_a_set_of_numbers(operations: list[tuple[str,
         assert all(a + n < b for (a, n), (b, _) in pairwise(runs)), "neighbours are merged"
         assert members(extents.within(first, first + count)) == numbers & wanted
         assert members(extents.gaps(first, first + count)) == wanted - numbers
+        assert extents.first_gap(first, first + count) == next(iter(extents.gaps(first, first + count)), None)
+        assert extents.count_below(first) == len({number for number in numbers if number < first})
+        assert extents.end == max(numbers, default=-1) + 1
         assert extents.run_end(first) == next(n for n in range(first, SIZE + 20) if n not in numbers)
         assert extents.run_start(first) == next(n for n in range(first, -1, -1) if n - 1 not in numbers)
 
