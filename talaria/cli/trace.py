@@ -89,7 +89,8 @@ def generate(
 ) -> None:
     """Draw a synthetic trace from a workload recipe."""
     from talaria.workload import generate as generator
-    from talaria.workload.trace import TraceHeader, write_trace
+    from talaria.workload.rules import TraceHeader
+    from talaria.workload.trace import write_trace
 
     if seed < 0:
         raise InputError(f"{seed} is negative", where="--seed", allowed="0 and up")

@@ -32,7 +32,8 @@ Milliseconds = Annotated[float, Field(ge=0.0, le=1000.0 * MAX_SECONDS)]
 IsoTime = Annotated[float, BeforeValidator(lambda value: iso_seconds(value)), Field(ge=0.0, le=MAX_SECONDS)]
 """Seconds since 1970 of an ISO 8601 text; UTC where it names no zone."""
 Chars = Annotated[int, Field(ge=0, le=4 * MAX_TOKENS)]
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Name = Annotated[str, Field(min_length=1)]
+BlockHash = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 def iso_seconds(value: Any) -> float:
@@ -41,9 +42,9 @@ def iso_seconds(value: Any) -> float:
         raise ValueError("an ISO 8601 time")
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         raise ValueError("an ISO 8601 time") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class CsvRecord(BaseModel):
@@ -214,6 +215,8 @@ def as_input_error(error: ValidationError, model: type[BaseModel], where: str) -
         return InputError(f"missing field {field!r}", where=where, fix=f"add {field!r}")
     if first["type"] == "json_invalid":
         return InputError(message.replace("Invalid JSON:", "not JSON:"), where=where, allowed="one JSON value")
+    if first["type"] in ("model_type", "model_attributes_type"):
+        message = "a JSON object"  # pydantic would name our class
     value = repr(first["input"])
     shown = value if len(value) <= 60 else value[:57] + "..."
     return InputError(f"{field} = {shown}", where=where, allowed=message.removeprefix("Input should be ").removeprefix("Value error, "))

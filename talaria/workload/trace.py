@@ -1,7 +1,13 @@
 """The trace format ``talaria.trace/1``: one header line, then one session per line, as JSON lines, plain or gzip.
 
+    {"schema": "talaria.trace/1", "name": "demo", "models": {"m": 2}}
+    {"session": "a", "calls": [{"model": "m", "prompt_tokens": 900, "output_tokens": 90},
+                               {"model": "m", "turn": 1, "prompt_tokens": 1200, "output_tokens": 40, "gap_s": 0.4,
+                                "waits_for": [0], "reuse_of": 0, "reuse_tokens": 990}]}
+
+(on one line each). Fields mean what ``Session`` and ``TraceCall`` say, and those at their default are left out.
 ``TraceFile`` streams sessions from disk as a ``Workload``; ``write_trace`` writes one atomically, the same bytes for
-the same sessions. Every rule that a trace must keep is checked here and nowhere else, on reading and on writing.
+the same sessions. Both check every line: its fields here, what lines and calls owe each other in ``TraceRules``.
 """
 
 from __future__ import annotations
@@ -11,23 +17,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError
-from talaria.workload.reading import Name, PositiveTokens, Seconds, Tokens, parse_line, text_lines
+from talaria.workload.reading import BlockHash, Name, PositiveTokens, Seconds, Tokens, parse, parse_line, text_lines
+from talaria.workload.rules import TraceHeader, TraceRules, by_calls
 from talaria.workload.session import Session, TraceCall
 
 SCHEMA = "talaria.trace/1"
 
 CallIndex = Annotated[int, Field(ge=0)]
-BlockHash = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Estimate = Literal["prompt_tokens", "output_tokens", "gap_s", "reuse_tokens"]
 
 
 class _Strict(BaseModel):
@@ -39,10 +45,10 @@ class _HeaderLine(_Strict):
     name: Name
     block_tokens: Tokens = 0
     block_scope: Literal["session", "global"] = "session"
-    models: dict[Name, Annotated[int, Field(ge=1)]]
+    models: dict[Name, Annotated[int, Field(ge=1)]] = Field(min_length=1)
     source: str = ""
     times: bool = False
-    estimated: tuple[str, ...] = ()
+    estimated: tuple[Estimate, ...] = ()
 
 
 class _CallLine(_Strict):
@@ -67,20 +73,6 @@ class _SessionLine(_Strict):
     calls: tuple[_CallLine, ...] = Field(min_length=1)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceHeader:
-    """What holds for a whole trace. ``models`` maps names to calls; ``times`` says that sessions have a recorded
-    start; ``estimated`` names the fields of calls that the source did not record exactly."""
-
-    name: str
-    block_tokens: int = 0
-    block_scope: str = "session"
-    models: dict[str, int] = field(default_factory=dict)
-    source: str = ""
-    times: bool = False
-    estimated: tuple[str, ...] = ()
-
-
 class TraceFile:
     """A trace on disk as a ``Workload``. The header is read at once, sessions when they are asked for.
 
@@ -98,7 +90,7 @@ class TraceFile:
             )  # fmt: skip
         line = parse_line(_HeaderLine, text, where)
         self.header = TraceHeader(
-            line.name, line.block_tokens, line.block_scope, _by_calls(line.models), line.source, line.times, line.estimated
+            line.name, line.block_tokens, line.block_scope, by_calls(line.models), line.source, line.times, line.estimated
         )
         self.name, self.block_tokens, self.block_scope = line.name, line.block_tokens, line.block_scope
 
@@ -109,81 +101,17 @@ class TraceFile:
         """Sessions in start order; checks every line, and at the end that the header's call counts were true."""
         lines = text_lines(self.path)
         next(lines)
-        check = _TraceCheck(self.header)
+        check = TraceRules(self.header)
         for number, text in lines:
             where = f"{self.path}:{number}"
             session = _session(parse_line(_SessionLine, text, where))
             check(session, where)
             yield session
         if check.calls != self.header.models:
-            told, found = (json.dumps(_by_calls(counts)) for counts in (self.header.models, check.calls))
+            told, found = (json.dumps(by_calls(counts)) for counts in (self.header.models, check.calls))
             raise InputError(
                 f"calls per model {found} differ from the header's {told}", where=str(self.path),
                 fix="the file is cut short or was edited: write it again or correct the header's models",
-            )  # fmt: skip
-
-
-class _TraceCheck:
-    """The rules between lines and between calls, kept while sessions pass by."""
-
-    def __init__(self, header: TraceHeader) -> None:
-        self.header = header
-        self.calls: Counter[str] = Counter()
-        self._ids: set[str] = set()
-        self._last_start_s = 0.0
-
-    def __call__(self, session: Session, where: str) -> None:
-        if session.id in self._ids:
-            raise InputError(f"session = {session.id!r} appears twice", where=where, allowed="unique session ids")
-        self._ids.add(session.id)
-        if (session.start_s is not None) != self.header.times:
-            raise InputError(
-                f"start_s = {session.start_s} of session {session.id!r}", where=where,
-                allowed="a number" if self.header.times else "none, because the header says times: false",
-            )  # fmt: skip
-        if session.start_s is not None:
-            if session.start_s < self._last_start_s:
-                raise InputError(
-                    f"start_s = {session.start_s} of session {session.id!r}", where=where,
-                    allowed=f"at least {self._last_start_s}: sessions come in start order",
-                )  # fmt: skip
-            self._last_start_s = session.start_s
-        turns: dict[str, tuple[int, str]] = {}
-        for index, call in enumerate(session.calls):
-            self._check_call(session, index, turns, f"{where} calls[{index}]")
-            self.calls[call.model] += 1
-
-    def _check_call(self, session: Session, index: int, turns: dict[str, tuple[int, str]], where: str) -> None:
-        call = session.calls[index]
-        turn, model = turns.get(call.line, (0, call.model))
-        turns[call.line] = (turn + 1, call.model)
-        if call.turn != turn:
-            raise InputError(f"turn = {call.turn} on line {call.line!r}", where=where, allowed=f"{turn}: turns count from 0 on each line")
-        if call.model != model:
-            raise InputError(f"model = {call.model!r} on line {call.line!r}", where=where, allowed=f"{model!r}: a line stays on one model")
-        if turn == 0 and session.shared_tokens > call.prompt_tokens:
-            allowed = f"at most the line's first prompt, {call.prompt_tokens}"
-            raise InputError(f"shared_tokens = {session.shared_tokens}", where=where, allowed=allowed)
-        links = [("waits_for", other) for other in call.waits_for]
-        links += [(name, other) for name, other in (("spawned_by", call.spawned_by), ("reuse_of", call.reuse_of)) if other is not None]
-        for name, other in links:
-            if other >= index:
-                allowed = f"earlier calls, 0 to {index - 1}" if index else "none on the first call"
-                raise InputError(f"{name} = {other}", where=where, allowed=allowed)
-        limit = call.prompt_tokens
-        if call.reuse_of is None:
-            limit = 0
-        else:
-            earlier = session.calls[call.reuse_of]
-            limit = min(limit, earlier.prompt_tokens + earlier.output_tokens)
-        if call.reuse_tokens > limit:
-            reason = "without reuse_of" if call.reuse_of is None else "the prompt, and prompt plus output of reuse_of"
-            raise InputError(f"reuse_tokens = {call.reuse_tokens}", where=where, allowed=f"0 to {limit} ({reason})")
-        blocks = call.prompt_tokens // self.header.block_tokens if self.header.block_tokens else 0
-        if len(call.blocks) > blocks:
-            raise InputError(
-                f"{len(call.blocks)} blocks", where=where,
-                allowed=f"at most {blocks}: full blocks of {self.header.block_tokens} tokens in {call.prompt_tokens} prompt tokens",
             )  # fmt: skip
 
 
@@ -195,17 +123,19 @@ def write_trace(path: Path | str, header: TraceHeader, sessions: Iterable[Sessio
     """
     path = Path(path)
     compressed = path.suffix == ".gz"
-    check = _TraceCheck(header)
+    check = TraceRules(header)
     try:
         with tempfile.TemporaryDirectory(prefix=".trace-", dir=path.parent) as folder:
             body_path, whole_path = Path(folder, "body"), Path(folder, "whole")
             with _writer(body_path, compressed) as body:
                 for session in sessions:
-                    check(session, f"session {session.id!r}")
-                    body.write(_line(_session_fields(session)))
+                    fields, where = _session_fields(session), f"{header.source or header.name}: session {session.id!r}"
+                    parse(_SessionLine, fields, where)
+                    check(session, where)
+                    body.write(_line(fields))
             if not check.calls:
                 raise InputError("there are no sessions to write", where=str(path), fix="give a trace with at least one call")
-            header = replace(header, models=_by_calls(check.calls))
+            header = replace(header, models=by_calls(check.calls))
             with _writer(whole_path, compressed) as head:
                 head.write(_line(_header_fields(header)))
             with whole_path.open("ab") as whole, body_path.open("rb") as rest:
@@ -245,7 +175,7 @@ def _session_fields(session: Session) -> dict[str, Any]:
         fields["start_s"] = session.start_s
     if session.shared_tokens:
         fields["shared_tokens"] = session.shared_tokens
-    fields["calls"] = [_call_fields(call) for call in session.calls]
+    fields["calls"] = tuple(_call_fields(call) for call in session.calls)
     return fields
 
 
@@ -265,7 +195,3 @@ def _session(line: _SessionLine) -> Session:
         for call in line.calls
     )  # fmt: skip
     return Session(line.session, calls, line.tenant, line.start_s, line.shared_tokens)
-
-
-def _by_calls(counts: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

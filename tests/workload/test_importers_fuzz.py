@@ -19,7 +19,7 @@ from tests.workload.recordings import RECORDINGS
 ODD_NUMBERS: list[Any] = [-1, 0, 1, 2**31, 2**63, 2**64, 10**30, 1.5, -0.5, 1e300, float("nan")]
 ODD_VALUES: list[Any] = [*ODD_NUMBERS, None, True, "", "x", "-1", "12", [], [1], [[]], {}]
 ODD_BYTES = [b"\n", b"[", b'"', b"9" * 20]
-EXAMPLES = 60
+EXAMPLES = 40
 
 
 def outcome(folder: Path, content: bytes, name: str) -> str:

@@ -108,6 +108,8 @@ def assemble_all(sessions: Mapping[str, Sequence[RecordedCall]], report: ImportR
 
 
 class _Builder:
+    """Builds the calls of one session in order; what it keeps is about the calls built so far."""
+
     def __init__(self, calls: list[RecordedCall], block_tokens: int, resolution_s: float, report: ImportReport) -> None:
         self.calls, self.block_tokens, self.resolution_s, self.report = calls, block_tokens, resolution_s, report
         self.agent_calls: dict[str, list[int]] = {}
