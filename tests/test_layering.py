@@ -13,7 +13,7 @@ import talaria
 PACKAGE = Path(talaria.__file__).parent
 PURE = (
     "__future__", "array", "bisect", "collections", "collections.abc", "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "operator", "types", "typing", "numpy", "numpy.typing",
+    "itertools", "math", "operator", "sys", "types", "typing", "numpy", "numpy.typing",
 )  # fmt: skip
 
 
@@ -43,3 +43,11 @@ def test_a_pure_layer_imports_only_itself_numpy_and_the_deterministic_standard_l
 def test_a_pure_layer_draws_no_random_numbers_from_numpy(layer: str) -> None:
     users = [path.name for path in sorted((PACKAGE / layer).rglob("*.py")) if "np.random" in path.read_text()]
     assert users == []
+
+
+@pytest.mark.parametrize("layer", ["policy", "substrate"])
+def test_a_pure_layer_asks_sys_only_for_constants_of_the_platform(layer: str) -> None:
+    trees = [ast.parse(path.read_text()) for path in sorted((PACKAGE / layer).rglob("*.py"))]
+    attributes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "sys"}
+    assert used <= {"byteorder", "float_info", "maxsize"}

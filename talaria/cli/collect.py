@@ -14,13 +14,13 @@ INTERRUPTED = 130
 def collect(batch: Batch) -> int:
     """Run the batch's jobs; returns the exit code: 0, or 130 if interrupted."""
     outcomes = batch.run()
-    finished = 0
     with progress("simulating", len(batch.jobs)) as advance:
         try:
-            for finished, _ in enumerate(outcomes, 1):
+            for _ in outcomes:
                 advance()
         except KeyboardInterrupt:
             outcomes.close()
+            finished = sum(len(results) for results in batch.results.values())
             note(f"interrupted after {finished} of {len(batch.jobs)} runs")
             return INTERRUPTED
     return 0
