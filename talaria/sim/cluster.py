@@ -40,13 +40,14 @@ class ConservationError(AssertionError):
 class _Live:
     """A session under way."""
 
-    __slots__ = ("aborted", "done", "instance_of", "left", "lines", "number", "nodes", "session")
+    __slots__ = ("aborted", "done", "instance_of", "issued", "left", "lines", "nodes", "number", "session")
 
     def __init__(self, number: int, session: Session) -> None:
         self.number = number
         self.session = session
         self.left = len(session.calls)
         self.nodes: dict[int, int] = {}
+        self.issued: set[int] = set()
         self.instance_of: dict[str, int] = {}
         self.aborted = False
         self.done: dict[int, Event] = {}
@@ -158,8 +159,8 @@ class Cluster:
     def _give_up(self, live: _Live, indices: Sequence[int]) -> None:
         """The agent got an error: what it had still planned on this line is shed without being tried."""
         for index in indices:
-            if index not in live.nodes:
-                live.nodes[index] = -1
+            if index not in live.issued:
+                live.issued.add(index)
                 self._issued += 1
                 self._row_unserved(live, index, self._env.now, _SHED)
                 self._call_ended(live, index)
@@ -168,7 +169,8 @@ class Cluster:
         trace, env = live.session.calls[index], self._env
         self._issued += 1
         call_id = self._issued
-        node = live.nodes[index] = self._prompts.locate(live.session, index, live.nodes)
+        live.issued.add(index)
+        node = self._prompts.locate(live.session, index, live.nodes)
         self.truth[call_id] = CallTruth(node, trace.output_tokens)
         key = LineKey(live.session.tenant, live.session.id, trace.model, trace.line)
         continues = () if trace.reuse_of is None else ((live.session.calls[trace.reuse_of].line, trace.reuse_tokens),)

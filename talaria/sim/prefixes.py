@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from talaria.substrate.prefix import BlockIndex, PrefixForest
-from talaria.workload.session import Session
+from talaria.workload.session import Session, TraceCall
 
 
 class PromptBook:
@@ -20,9 +20,21 @@ class PromptBook:
         shared = block_tokens > 0 and block_scope == "global"
         self._index = BlockIndex(forest, block_tokens) if shared else None
 
-    def locate(self, session: Session, index: int, nodes: Mapping[int, int]) -> int:
-        """The node of call ``index``; ``nodes`` holds those of the session's earlier calls. Retained until ``forget``."""
-        call, forest = session.calls[index], self._forest
+    def locate(self, session: Session, index: int, nodes: dict[int, int]) -> int:
+        """The node of call ``index``, entered into ``nodes`` with those it continues. Retained until ``forget``.
+
+        A call may continue one that another line has not issued yet: content has its place before anybody computes it.
+        """
+        pending = [index]
+        while (source := session.calls[pending[-1]].reuse_of) is not None and source not in nodes:
+            pending.append(source)
+        for each in reversed(pending):
+            if each not in nodes:
+                nodes[each] = self._place(session.calls[each], nodes)
+        return nodes[index]
+
+    def _place(self, call: TraceCall, nodes: Mapping[int, int]) -> int:
+        forest = self._forest
         total_tokens = call.prompt_tokens + call.output_tokens
         base = None if call.reuse_of is None or call.reuse_tokens == 0 else (nodes[call.reuse_of], call.reuse_tokens)
         if self._index is not None and call.blocks:
@@ -37,5 +49,4 @@ class PromptBook:
     def forget(self, nodes: Iterable[int]) -> None:
         """The session is over; caches may hold on to its content a little longer."""
         for node in nodes:
-            if node >= 0:
-                self._forest.release(node)
+            self._forest.release(node)
