@@ -11,6 +11,7 @@ from simpy.core import Environment
 
 from talaria.errors import InputError, unknown_name
 from talaria.policy.knobs import Knobs, with_values
+from talaria.policy.rounds import protected_steps
 from talaria.policy.router import ROUTERS, LeaseCounts
 from talaria.policy.snapshot import Capabilities
 from talaria.profiles import Profile
@@ -80,6 +81,7 @@ def plan(
         raise unknown_name("router", config.router, ROUTERS, where=f"config {config.name}")
     resolved = with_values(Knobs(), {**scenario.knobs, **config.knobs, **(knobs or {})})
     instances = _instances(scenario, config)
+    _check_targets(resolved, instances)
     source: Mapping[str, Any] = {"trace": trace.path} if trace is not None else scenario.workload
     arrivals = scenario.arrivals
     notes: list[str] = []
@@ -95,6 +97,30 @@ def plan(
     if trace is not None and scenario.gap_cap_s is not None:
         notes.append(f"gaps are capped at {scenario.gap_cap_s:g} s, as scenario {scenario.name} says")
     return RunPlan(scenario, config, resolved, instances, source, mapping, arrivals, trace, notes)
+
+
+def _check_targets(knobs: Knobs, instances: tuple[InstancePlan, ...]) -> None:
+    """Targets that a model misses even alone and with every switch at its best are an input error (Eq. 4, 5)."""
+    for item in instances:
+        timing = {name: item.profile.timing(name) for name in item.models}
+        slowest = max(item.models, key=lambda name: timing[name].step_s(1, 0))
+        step_s = timing[slowest].step_s(1, 0)
+        if knobs.t_tpot_s <= step_s:
+            raise InputError(
+                f"infeasible target t_tpot={knobs.t_tpot_s:g} s", where=f"profile {item.profile.name}, model {slowest}",
+                allowed=f"above its decode step of {step_s:.3g} s", fix="raise it with --set t_tpot=...",
+            )  # fmt: skip
+        if item.capabilities.hot or len(item.models) == 1:
+            continue
+        bound_s = knobs.gamma * knobs.t_ttft_s
+        steps = protected_steps(bound_s, knobs.t_tpot_s)
+        needed_s = sum(steps * timing[name].step_s(1, 0) + timing[name].d2d_switch_s for name in item.models)
+        if needed_s > bound_s:
+            raise InputError(
+                f"infeasible target gamma*t_ttft={bound_s:g} s", where=f"profile {item.profile.name}, {len(item.models)} models",
+                allowed=f"at least {needed_s:.3g} s: protected decode and fully staged switches of all its models",
+                fix="raise t_ttft, gamma or t_tpot",
+            )  # fmt: skip
 
 
 def _has_times(workload: Workload) -> bool:
