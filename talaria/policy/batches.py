@@ -15,13 +15,14 @@ class Batch:
     """Calls to admit together and their predicted restore and prefill seconds."""
 
     calls: tuple[CallView, ...]
+    costs_s: tuple[float, ...]
+    """Call by call."""
     cost_s: float
-    context_tokens: int
     oversize: bool = False
     """A single call that fits no slot; it got this one to itself (SPEC §4.1)."""
 
 
-EMPTY = Batch((), 0.0, 0)
+EMPTY = Batch((), (), 0.0)
 _UNKNOWN_OUTPUT_TOKENS = 1024  # reserved for a call whose output length nobody knows
 
 
@@ -56,22 +57,22 @@ def choose(
     the engine can say whether it ever fits. ``free_kv_tokens`` counts idle prefixes as free, the calls' own too.
     """
     taken: list[CallView] = []
-    cost_s, context = 0.0, 0
+    costs_s: list[float] = []
+    cost_s = 0.0
     for item in items:
         if len(taken) >= room:
             break
-        tokens = item.call.prompt_tokens
         output = item.call.expected_output_tokens
-        needed = tokens + min(_UNKNOWN_OUTPUT_TOKENS if output is None else output, output_tokens)
+        needed = item.call.prompt_tokens + min(_UNKNOWN_OUTPUT_TOKENS if output is None else output, output_tokens)
         if needed > free_kv_tokens and not (empty and not taken):
             break
         work_s = admission_s(timing, item)
         if cost_s + work_s > budget_s:
             if oversize and not taken:
-                return Batch((item,), work_s, tokens, oversize=True)
+                return Batch((item,), (work_s,), work_s, oversize=True)
             continue
         taken.append(item)
+        costs_s.append(work_s)
         cost_s += work_s
-        context += tokens
         free_kv_tokens -= needed
-    return Batch(tuple(taken), cost_s, context) if taken else EMPTY
+    return Batch(tuple(taken), tuple(costs_s), cost_s) if taken else EMPTY

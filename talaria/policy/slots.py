@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from talaria.policy.batches import Batch, choose, fair_order, is_sp_eligible
 from talaria.policy.instance import (
-    Admit, Arrived, CallView, Cancelled, Close, Command, EngineDown, EngineUp, EngineView, Event, FirstToken, ModelView, Open, Rejected,
-    Report, RestoredShort, Resume, RoundSummary, SegmentEnded, SlotSummary, Stage, Switch, SwitchDone, SwitchFailed, Unstage, Wait,
+    Admit, Arrived, CallView, Cancelled, Close, Command, EngineDown, EngineView, Event, FirstToken, ModelView, Open, Rejected,
+    Report, RestoredShort, Resume, RoundSummary, SegmentEnded, SlotSummary, Stage, Switch, SwitchDone, SwitchFailed, Tick, Unstage, Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
@@ -37,8 +37,8 @@ class _Slot:
     ends_s: float
     promised_until_s: float
     switch_s: float = 0.0
-    pending: set[int] = field(default_factory=set)
-    """Calls of the batch in prefill; the engine is at no decode boundary before this is empty."""
+    pending: dict[int, float] = field(default_factory=dict)
+    """Calls of the batch in prefill, with their predicted seconds; the engine is at no decode boundary before this is empty."""
     batch_started_s: float = 0.0
     batch_predicted_s: float = 0.0
     batch_is_sp: bool = False
@@ -140,23 +140,40 @@ class SlotScheduler:
             if kind is Cancelled or event.final:  # type: ignore[union-attr]
                 self._arrived_round.pop(call_id, None)
             if slot is not None:
+                if kind is Rejected:
+                    self._refused(slot, call_id)
                 self._prefilled(slot, call_id, now_s)
-                slot.rejected.add(call_id)
         elif kind is RestoredShort:
             if slot is not None:
                 slot.promised_until_s += view.models[slot.plan.model].timing.prefill_s(0, 0, event.tokens)  # type: ignore[union-attr]
-        elif kind is SwitchDone:
+        elif kind is SwitchDone and event.model == self._switching:  # type: ignore[union-attr]
             self._switched(event, view, now_s)  # type: ignore[arg-type]
-        elif kind is SwitchFailed:
+        elif kind is SwitchFailed and event.model == self._switching:  # type: ignore[union-attr]
             self._switch_failed(event, now_s)  # type: ignore[arg-type]
-        elif kind is EngineDown or kind is EngineUp:
+        elif kind is Tick:
+            if slot is not None:
+                slot.rejected.clear()
+        elif kind is EngineDown:
             self._abandon()
+
+    def _refused(self, slot: _Slot, call_id: int) -> None:
+        """The engine did not take a forwarded call: it was not admitted, and cost nothing."""
+        slot.rejected.add(call_id)
+        predicted_s = slot.pending.get(call_id)
+        if predicted_s is None:
+            return
+        slot.batch_predicted_s -= predicted_s
+        slot.promised_until_s -= predicted_s
+        if slot.batch_is_sp:
+            slot.sp_admitted -= 1
+        else:
+            slot.p_admitted -= 1
 
     def _prefilled(self, slot: _Slot, call_id: int, now_s: float) -> None:
         """One call of the batch is out of prefill (or out of the engine); the last one ends the batch."""
         if call_id not in slot.pending:
             return
-        slot.pending.discard(call_id)
+        del slot.pending[call_id]
         if not slot.pending:
             took_s = now_s - slot.batch_started_s
             slot.prefill_s += took_s
@@ -331,7 +348,7 @@ class SlotScheduler:
         until_s = now_s if spent or not slot.sp_allowed else self._expected_until_s(slot, model, now_s)
         slot.draining = until_s <= now_s + _EPS_S
         if not slot.draining:
-            if model.held:
+            if any(call_id not in slot.rejected for call_id in model.held):
                 self._regrant(slot, model, until_s, now_s, commands)
             elif not model.running:
                 self._linger(slot, until_s, now_s, commands)
@@ -405,7 +422,7 @@ class SlotScheduler:
             return
         commands.append(Admit(phase, tuple((item.call.id, steps) for item in batch.calls)))
         self._end_linger(slot, now_s)
-        slot.pending.update(item.call.id for item in batch.calls)
+        slot.pending = {item.call.id: cost_s for item, cost_s in zip(batch.calls, batch.costs_s, strict=True)}
         slot.batch_started_s = now_s
         slot.batch_predicted_s = batch.cost_s
         slot.batch_is_sp = phase == "SP"
@@ -435,7 +452,7 @@ class SlotScheduler:
         self._end_linger(slot, now_s)
         steps = max(1, int((until_s - now_s) / step_s(model)))
         slot.promised_until_s = max(slot.promised_until_s, now_s + steps * step_s(model))
-        commands.append(Resume(tuple((call_id, steps) for call_id in model.held)))
+        commands.append(Resume(tuple((call_id, steps) for call_id in model.held if call_id not in slot.rejected)))
 
     def _linger(self, slot: _Slot, until_s: float, now_s: float, commands: list[Command]) -> None:
         if slot.lingers_since_s < 0.0:
@@ -482,6 +499,7 @@ class SlotScheduler:
         """No round, no linger, no switch: any waiting call is admitted at any decode boundary within the limits."""
         name = view.active
         if name is None:
+            self._reopen_hot(view, now_s, commands)
             return
         model = view.models[name]
         slot = self._slot
@@ -492,8 +510,9 @@ class SlotScheduler:
             slot = self._slot = self._new_slot(plan, view, now_s, 0.0)
         if slot.pending:
             return
-        if model.held:
-            commands.append(Resume(tuple((call_id, UNLIMITED_STEPS) for call_id in model.held)))
+        held = [call_id for call_id in model.held if call_id not in slot.rejected]
+        if held:
+            commands.append(Resume(tuple((call_id, UNLIMITED_STEPS) for call_id in held)))
         waiting = [item for call_id, item in model.waiting.items() if call_id not in slot.rejected]
         if waiting:
             batch = choose(
@@ -502,9 +521,20 @@ class SlotScheduler:
                 empty=not model.running,
             )  # fmt: skip
             self._forward(slot, model, batch, "P", UNLIMITED_STEPS, now_s, commands)
+        if slot.rejected and not slot.pending and not held and not model.running:
+            commands.append(Wait(now_s + _STALL_RETRY_S))
         idle = not has_work(model)
         if idle or now_s - slot.opened_s > self._knobs.t_ttft_s:
             self._report_hot(slot, model, idle, now_s, commands)
+
+    def _reopen_hot(self, view: EngineView, now_s: float, commands: list[Command]) -> None:
+        """The pinned model comes back after its engine died, at once or when a failed attempt may be repeated."""
+        pinned = next(iter(view.models))
+        retry_s = self._retry_s.get(pinned, 0.0)
+        if retry_s > now_s:
+            commands.append(Wait(retry_s))
+        elif self._switching is None:
+            self._switch(view, pinned, now_s, commands)
 
     def _report_hot(self, slot: _Slot, model: ModelView, idle: bool, now_s: float, commands: list[Command]) -> None:
         """A hot instance has no rounds; it sums up at least every T_TTFT while busy, so that beliefs stay fresh."""

@@ -169,8 +169,11 @@ class SimInstance:
         model.waiting.pop(call_id, None)
         if model.held.pop(call_id, None) is not None:
             self.memory.drop(run, self._env.now)
-        self._happened(Cancelled(call_id))
+        self._cancelled(run)
+
+    def _cancelled(self, run: Run) -> None:
         self._host.failed(run, self, "cancelled")
+        self._happened(Cancelled(run.view.call.id))
 
     def snapshot(self) -> InstanceSnapshot:
         now_s = self._env.now
@@ -383,8 +386,7 @@ class SimInstance:
         if run.output_tokens == 0:  # cancelled while it ran
             del self.runs[call.id]
             self.memory.drop(run, self._env.now)
-            self._host.failed(run, self, "cancelled")
-            self._happened(Cancelled(call.id))
+            self._cancelled(run)
             return
         if reason != "finished":
             model.held[call.id] = run.view
@@ -497,11 +499,16 @@ class SimInstance:
         self._engine.abort()
         self._activity = self._tick = self._tick_at_s = None
         self.view.healthy = False
+        abandoned: list[Run] = []
         for model in self.view.models.values():
             for calls in (model.running, model.held):
                 for call_id in list(calls):
                     run = self.runs[call_id]
                     self.memory.drop(run, self._env.now)
+                    if run.output_tokens == 0:  # cancelled: nobody waits for it
+                        del self.runs[call_id], calls[call_id]
+                        abandoned.append(run)
+                        continue
                     run.view.generated_tokens = 0
                     run.swapped = False
                     model.waiting[call_id] = calls.pop(call_id)
@@ -509,12 +516,14 @@ class SimInstance:
                 model.residency = Residency.PARKED
         self.memory.crash()
         self.view.active = None
-        self._own_lines().clear()
-        self._look_again = True
+        self._refresh_lines(list(self._lines))
+        self._refresh_residency()
         for model in self.view.models.values():
             for call_id in model.waiting:
                 self._look(self.runs[call_id])
         self._happened(EngineDown(rank))
+        for run in abandoned:
+            self._cancelled(run)
         self._host.health_changed(self)
 
     def engine_up(self) -> None:
@@ -527,4 +536,5 @@ class SimInstance:
         assert self._activity is not None
         record = cast(SwitchRecord, self._activity.value)
         self._activity = None
+        self._refresh_residency()
         self._happened(SwitchFailed(record.target, why))
