@@ -23,6 +23,8 @@ def collect(batch: Batch) -> int:
             finished = sum(len(results) for results in batch.results.values())
             note(f"interrupted after {finished} of {len(batch.jobs)} runs")
             return INTERRUPTED
+    for warning in batch.warnings:
+        note(warning)
     return 0
 
 

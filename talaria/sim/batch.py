@@ -22,7 +22,7 @@ from talaria.report.record import RunRecord
 from talaria.report.statistics import SeedResult, sct_by_session
 from talaria.sim.declog import DecisionLog
 from talaria.sim.parallel import ordered_map
-from talaria.sim.run import RunPlan, simulate
+from talaria.sim.run import RunPlan, beyond_evidence, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class Outcome:
     result: SeedResult
     record: RunRecord | None
     cpu_s: float
+    warnings: list[str]
+    """Where profiles were extrapolated."""
 
 
 def run_job(job: Job) -> Outcome:
@@ -62,7 +64,8 @@ def run_job(job: Job) -> Outcome:
         started_s = time.process_time()
         record = simulate(job.case.plan, job.seed, log=log, timeline=job.timeline, keep_names=job.keep_record)
         cpu_s = time.process_time() - started_s
-    return Outcome(job, SeedResult(metrics(record), sct_by_session(record)), record if job.keep_record else None, cpu_s)
+    result = SeedResult(metrics(record), sct_by_session(record))
+    return Outcome(job, result, record if job.keep_record else None, cpu_s, beyond_evidence(job.case.plan, record))
 
 
 def provenance(plan: RunPlan) -> Document:
@@ -85,6 +88,8 @@ class Batch:
         self.cases, self.seeds = cases, seeds
         self.results: dict[str, list[SeedResult]] = {case.label: [] for case in cases}
         self.records: dict[str, list[RunRecord]] = {case.label: [] for case in cases if case.directory}
+        self.warnings: dict[str, None] = {}
+        """What the first run of each case warns of, each sentence once."""
         self._cpu_s: dict[str, list[float]] = {case.label: [] for case in cases}
         self._started_s = time.perf_counter()
         self._stack = ExitStack()
@@ -109,6 +114,8 @@ class Batch:
         """Run the jobs in order; what each yields is already kept. Closing the generator ends them."""
         for outcome in ordered_map(run_job, self.jobs):
             label = outcome.job.case.label
+            if not self.results[label]:
+                self.warnings.update(dict.fromkeys(outcome.warnings))
             self.results[label].append(outcome.result)
             self._cpu_s[label].append(outcome.cpu_s)
             if outcome.record is not None:

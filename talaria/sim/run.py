@@ -260,6 +260,19 @@ def _close_books(record: RunRecord, counts: LeaseCounts, instances: list[SimInst
             record.restore_skips[family] = record.restore_skips.get(family, 0) + skips
 
 
+def beyond_evidence(plan: RunPlan, record: RunRecord) -> list[str]:
+    """Where the run's prompts left the range of the points that its profiles were fitted to, a sentence each."""
+    prompts, models = record.calls["prompt_tokens"], record.calls["model"]
+    profiles = {item.profile.name: item.profile for item in plan.instances}
+    said = []
+    for code, name in enumerate(record.models):
+        of_model = prompts[models == code]
+        for profile in profiles.values():
+            if of_model.size and name in profile.models:
+                said += profile.beyond_evidence(name, prompt_tokens=int(of_model.max()), batch=1)
+    return said
+
+
 def with_macro(plan: RunPlan, macro: bool) -> RunPlan:
     """The plan with decode in macro-steps (the default) or step by step (the oracle)."""
     return replace(plan, macro=macro)
