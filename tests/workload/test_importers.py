@@ -151,8 +151,17 @@ def test_a_second_continuation_of_one_prompt_is_a_branch(tmp_path: Path) -> None
 def test_agentic_mooncake_delays_are_the_clients_own_gaps(tmp_path: Path) -> None:
     result = imported(tmp_path, "agentic-mooncake")
     assert [call.gap_s for call in result.calls] == [0.0, 0.39]
+    assert "gap_s" not in result.header.estimated
     assert [session.start_s for session in result.sessions] == [0.0, 0.12]
     assert result.calls[1].blocks == (1, 2, 3)
+
+
+def test_a_turn_known_by_its_arrival_only_has_an_estimated_gap(tmp_path: Path) -> None:
+    rows = [{"session_id": "s", "timestamp": t, "input_length": 600, "output_length": 5} for t in (1000, 4000)]
+    result = Import(tmp_path, "agentic-mooncake", rows)
+    assert result.calls[1].gap_s == 3.0
+    assert "gap_s" in result.header.estimated
+    assert result.header.block_tokens == 0
 
 
 def test_a_multi_turn_prompt_grows_by_its_history(tmp_path: Path) -> None:
@@ -250,6 +259,7 @@ def test_a_swe_agent_tool_runs_before_the_next_call(tmp_path: Path) -> None:
     assert [call.gap_s for call in result.calls] == [0.0, 0.3, 0.0]
     assert [call.prompt_tokens for call in result.calls] == [1000, 1300, 1600]
     assert result.noted("without a recorded tool time") == 1
+    assert "gap_s" in result.header.estimated
 
 
 def test_a_swe_agent_trajectory_document_imports_as_one_session(tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def import_trace(
     sessions = _counted(sessions, path, report, on_session)
     header = TraceHeader(
         name=path.name.split(".")[0] or path.name, block_tokens=imported.block_tokens, block_scope=imported.block_scope,
-        source=f"{chosen.name} {path.name}", times=imported.times, estimated=imported.estimated,
+        source=f"{chosen.name} {path.name}", times=imported.times,
+        estimated=tuple(sorted({*imported.estimated, *report.estimated})),
     )  # fmt: skip
     return chosen.name, write_trace(output, header, sessions)
 

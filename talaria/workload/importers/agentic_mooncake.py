@@ -53,7 +53,7 @@ def _calls(rows: list[_Row], report: ImportReport) -> list[RecordedCall]:
     for row in rows:
         gap_ms = row.delay or 0.0
         if row.delay is None and row.timestamp is not None and arrival_ms is not None and calls:
-            report.note("gaps taken between arrivals: they contain the model's time")
+            report.note("gaps taken between arrivals: they contain the model's time", estimates="gap_s")
             gap_ms = max(0.0, row.timestamp - arrival_ms)
         arrival_ms = row.timestamp if row.timestamp is not None else arrival_ms
         blocks = tuple(row.hash_ids[: row.input_length // BLOCK_TOKENS])

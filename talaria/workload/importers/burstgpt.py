@@ -37,7 +37,7 @@ def load(path: Path, report: ImportReport) -> Imported:
     for number, (where, fields) in enumerate(csv_records(path, COLUMNS)):
         row = parse(_Row, fields, where)
         if row.elapsed_s is None:
-            report.note("calls without a recorded duration: their model time counts as the client's gap")
+            report.note("calls without a recorded duration: their model time counts as the client's gap", estimates="gap_s")
         name = f"request-{number}" if row.session is None else f"session-{row.session}"
         end_s = row.arrival_s + (row.elapsed_s or 0.0)
         call = RecordedCall(row.model, row.prompt_tokens, row.output_tokens, start_s=row.arrival_s, end_s=end_s)

@@ -138,7 +138,7 @@ def _answers(path: Path, report: ImportReport) -> Iterable[_Answer]:
 def _first_block(block: _Block, session: str, agent: str, threads: _Threads, report: ImportReport) -> _Answer:
     asked_s = threads.written_s.get(block.parentUuid or "")
     if asked_s is None:
-        report.note("calls without a recorded start: their model time counts as the client's gap")
+        report.note("calls without a recorded start: their model time counts as the client's gap", estimates="gap_s")
         asked_s = block.timestamp
     message = block.message
     return _Answer(session, agent, message.model, min(asked_s, block.timestamp), block.timestamp, message.usage)

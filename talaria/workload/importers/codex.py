@@ -114,7 +114,7 @@ class _Rollout:
         end_s = self.ended_s if self.ended_s is not None else at_s
         start_s = self.sent_s if self.sent_s is not None else self.began_s
         if start_s is None:
-            self.report.note("calls without a recorded start: their model time counts as the client's gap")
+            self.report.note("calls without a recorded start: their model time counts as the client's gap", estimates="gap_s")
             start_s = end_s
         model = info.model or self.model
         self.calls.append(

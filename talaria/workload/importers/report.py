@@ -25,15 +25,19 @@ class Imported:
 
 @dataclass(slots=True)
 class ImportReport:
-    """Counts of one import. ``notes`` maps a plural phrase ("content blocks merged into one call") to its count."""
+    """Counts of one import. ``notes`` maps a plural phrase ("content blocks merged into one call") to its count;
+    ``estimated`` are fields of calls that some notes make estimates, beside those that the format always estimates."""
 
     sessions: int = 0
     calls: int = 0
     notes: Counter[str] = field(default_factory=Counter)
+    estimated: set[str] = field(default_factory=set)
 
-    def note(self, what: str, count: int = 1) -> None:
+    def note(self, what: str, count: int = 1, *, estimates: str | None = None) -> None:
         if count:
             self.notes[what] += count
+            if estimates is not None:
+                self.estimated.add(estimates)
 
     def lines(self) -> list[str]:
         """One line of totals, then one per note in the order of first occurrence."""

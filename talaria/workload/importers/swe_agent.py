@@ -84,4 +84,4 @@ def _calls(steps: list[_Step], report: ImportReport) -> Iterator[RecordedCall]:
         chars += step.response_chars + step.observation_chars
         gap_s = step.tool_exec_s or 0.0
         if step.tool_exec_s is None and step is not steps[-1]:
-            report.note("gaps without a recorded tool time taken as zero")
+            report.note("gaps without a recorded tool time taken as zero", estimates="gap_s")
