@@ -12,8 +12,8 @@ import talaria
 
 PACKAGE = Path(talaria.__file__).parent
 PURE = (
-    "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses", "difflib", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "operator", "sys", "types", "typing", "numpy", "numpy.typing",
+    "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses", "difflib", "enum", "functools", "hashlib",
+    "heapq", "itertools", "math", "operator", "sys", "types", "typing", "numpy", "numpy.typing",
 )  # fmt: skip
 
 

@@ -41,15 +41,15 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[], None]]:
     if not sys.stderr.isatty():
         yield lambda: None
         return
-    bar = _LateBar(label, total)
+    bar = LateBar(label, total)
     try:
         yield bar.advance
     finally:
         bar.close()
 
 
-class _LateBar:
-    """Rich is neither imported nor drawn in a run that is over before the bar would help."""
+class LateBar:
+    """Shows itself ``SHOW_AFTER_S`` after its making: rich is neither imported nor drawn in a run that is over by then."""
 
     def __init__(self, label: str, total: int | None) -> None:
         self._label, self._total = label, total
@@ -57,24 +57,27 @@ class _LateBar:
         self._lock = threading.Lock()
         self._update: Callable[[int], None] | None = None
         self._stop: Callable[[], None] | None = None
-        self._timer = threading.Timer(SHOW_AFTER_S, self._show)
+        self._timer = threading.Timer(SHOW_AFTER_S, self.show)
         self._timer.daemon = True
         self._timer.start()
 
     def advance(self) -> None:
+        """One more item is done."""
         with self._lock:
             self._done += 1
             if self._update:
                 self._update(self._done)
 
     def close(self) -> None:
+        """Take the bar away, or do not let it appear."""
         self._timer.cancel()
         with self._lock:
             self._closed = True
             if self._stop:
                 self._stop()
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Draw the bar with what is done so far."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

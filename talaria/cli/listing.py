@@ -81,10 +81,11 @@ def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold", no_wrap=name in ("scenario", "config", "knob"))
+    columns = [name for name in rows[0] if name != "source"]
+    for name in columns:
+        table.add_column(name, no_wrap=name not in ("description", "meaning"))
     for row in rows:
-        table.add_row(*(_word(value) for value in row.values()))
+        table.add_row(*(_word(row[name]) for name in columns))
     show(table)
 
 
