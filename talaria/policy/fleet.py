@@ -136,11 +136,9 @@ class Fleet:
             if snapshot is None:
                 continue
             model = snapshot.models.get(name)
-            if model is None:
-                continue
-            if model.residency is Residency.ACTIVE or model.queued or model.in_flight:
+            if model is not None and (model.residency is Residency.ACTIVE or model.queued or model.in_flight):
                 self._write_load(i, name, snapshot, model, self._columns[name])
-            else:
+            elif model is not None:
                 self._write(i, name, snapshot, model)  # the overlay decides whether the next round visits it at all
             self._write_room(i, snapshot)
         self._overlay.changed.clear()

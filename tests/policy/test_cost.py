@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from talaria.policy.calls import Call
-from talaria.policy.cost import CostTerms
+from talaria.policy.cost import CostTerms, Pricer
+from talaria.policy.fleet import Fleet
+from talaria.policy.knobs import Knobs
+from talaria.policy.overlay import Overlay
 from talaria.policy.router import Router
+from talaria.policy.sessions import SessionTable
 from talaria.policy.snapshot import Capabilities, ModelSnapshot, Residency, Tier
 from talaria.policy.timing import Timing
 from tests.policy.clusters import TIMING, call, finish, held_line, key, model, routed, router, snapshot
@@ -137,11 +141,15 @@ calls = st.builds(
 
 @given(st.lists(models, min_size=1, max_size=5), calls, seconds)
 def test_the_vector_price_equals_the_scalar_price_on_every_instance(items: list[ModelSnapshot], asked: Call, now_s: float) -> None:
-    made = router(*(snapshot(f"i{n}", {"m": item}) for n, item in enumerate(items)))
-    columns = made._fleet.columns("m")
+    instances = {f"i{n}": Capabilities() for n in range(len(items))}
+    fleet = Fleet(instances, Knobs(), {}, Overlay(instances, 0.25))
+    for name, item in zip(instances, items, strict=True):
+        fleet.observe(snapshot(name, {"m": item}), 0.0)
+    pricer = Pricer(fleet, SessionTable(0.2), round_steps=150.0)
+    arrival, columns = pricer.arrival(asked, now_s), fleet.columns("m")
     assert columns is not None
-    costs = made._pricer.costs(made._pricer.arrival(asked, now_s), columns)
-    for at in range(len(items)):
-        terms = terms_of(made, asked, now_s, at)
-        assert costs.cost_s[at] == pytest.approx(terms.cost_s, rel=1e-9, abs=1e-9)
-        assert costs.round_s[at] == pytest.approx(terms.round_s, rel=1e-9, abs=1e-9)
+    costs = pricer.costs(arrival, columns)
+    for i in range(len(items)):
+        terms = pricer.terms(arrival, i)
+        assert costs.cost_s[i] == pytest.approx(terms.cost_s, rel=1e-9, abs=1e-9)
+        assert costs.round_s[i] == pytest.approx(terms.round_s, rel=1e-9, abs=1e-9)

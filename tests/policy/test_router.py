@@ -271,26 +271,6 @@ def test_the_same_inputs_give_the_same_decisions(name: str, overload: str, histo
     assert run(fresh(name, overload), history) == run(fresh(name, overload), history)
 
 
-@given(st.sampled_from(["queue", "shed", "spill"]), histories())
-def test_the_ready_columns_are_what_the_snapshots_and_the_overlay_give_from_scratch(
-    overload: str, history: list[tuple[object, ...]]
-) -> None:
-    made = fresh("full", overload)
-    run(made, history)
-    fleet = made._fleet
-    before = {name: vars(fleet.columns(name)).copy() for name in ("m", "n")}
-    copies = {(n, k): v.copy() for n, table in before.items() for k, v in table.items() if hasattr(v, "shape")}
-    room = fleet.round_room_s.copy()
-    for i, seen in enumerate(fleet.snapshots):
-        assert seen is not None
-        for name, item in seen.models.items():
-            fleet._write(i, name, seen, item)
-        fleet._write_room(i, seen)
-    for (name, column), value in copies.items():
-        assert (getattr(fleet.columns(name), column) == value).all(), (name, column)
-    assert (fleet.round_room_s == room).all()
-
-
 @given(st.sampled_from(list(ROUTERS)), histories())
 def test_explain_names_the_placement_that_follows_and_changes_nothing(name: str, history: list[tuple[object, ...]]) -> None:
     asked, unasked = fresh(name, "spill"), fresh(name, "spill")
