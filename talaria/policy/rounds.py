@@ -134,10 +134,14 @@ def slot_budget_s(view: EngineView, plan: RoundPlan, position: int, left_s: floa
     left_s -= sum(slot.switch_s for slot in plan.slots[position + 1 :])
     share = 1.0 / (1 + len(later))
     if knobs.round_share == "demand" and later:
-        demands_s = [queued_work_s(view.models[slot.model]) + slot.protected_steps * step_s(view.models[slot.model]) for slot in (here, *later)]
+        demands_s = [_demand_s(view.models[slot.model], slot.protected_steps) for slot in (here, *later)]
         share = demands_s[0] / sum(demands_s)
     protected_s = here.protected_steps * step_s(model) if has_work(model) else 0.0
     return max(left_s * share, protected_s)
+
+
+def _demand_s(model: ModelView, protected_steps: int) -> float:
+    return queued_work_s(model) + protected_steps * step_s(model)
 
 
 def _switches_s(view: EngineView, order: Sequence[str]) -> list[float]:

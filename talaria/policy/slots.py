@@ -15,8 +15,32 @@ from dataclasses import dataclass, field
 
 from talaria.policy.batches import Batch, choose, fair_order, is_sp_eligible
 from talaria.policy.instance import (
-    Admit, Arrived, CallView, Cancelled, Close, Command, EngineDown, EngineView, Event, FirstToken, ModelView, Open, Rejected,
-    Report, RestoredShort, Resume, RoundSummary, SegmentEnded, SlotSummary, Stage, Switch, SwitchDone, SwitchFailed, Tick, Unstage, Wait,
+    Admit,
+    Arrived,
+    CallView,
+    Cancelled,
+    Close,
+    Command,
+    EngineDown,
+    EngineView,
+    Event,
+    FirstToken,
+    ModelView,
+    Open,
+    Rejected,
+    Report,
+    RestoredShort,
+    Resume,
+    RoundSummary,
+    SegmentEnded,
+    SlotSummary,
+    Stage,
+    Switch,
+    SwitchDone,
+    SwitchFailed,
+    Tick,
+    Unstage,
+    Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
@@ -473,8 +497,9 @@ class SlotScheduler:
 
     def _ordinary_waits(self, slot: _Slot, model: ModelView) -> bool:
         """A call that only P may admit waits, and did not fail to fit a moment ago."""
+        since_s = slot.opened_s
         return any(
-            item.arrived_s > slot.opened_s and call_id not in slot.rejected and not (slot.sp_allowed and is_sp_eligible(item, slot.opened_s))
+            item.arrived_s > since_s and call_id not in slot.rejected and not (slot.sp_allowed and is_sp_eligible(item, since_s))
             for call_id, item in model.waiting.items()
         )
 

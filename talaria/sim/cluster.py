@@ -17,8 +17,22 @@ from talaria.policy.instance import RoundSummary
 from talaria.policy.router import Overloaded, Routed, Router, Usage
 from talaria.policy.snapshot import InstanceSnapshot
 from talaria.report.record import (
-    FLAG_AVOIDABLE, FLAG_LEASE_HIT, FLAG_OPEN, FLAG_RESIDENCY_HIT, FLAG_RETURN, FLAG_SAME_INSTANCE, FLAG_SP, FLAG_WARMUP, KV_DEVICE,
-    KV_HOST, KV_MISSING, OUTCOMES, PATHS, PHASES, REASONS, RunRecord,
+    FLAG_AVOIDABLE,
+    FLAG_LEASE_HIT,
+    FLAG_OPEN,
+    FLAG_RESIDENCY_HIT,
+    FLAG_RETURN,
+    FLAG_SAME_INSTANCE,
+    FLAG_SP,
+    FLAG_WARMUP,
+    KV_DEVICE,
+    KV_HOST,
+    KV_MISSING,
+    OUTCOMES,
+    PATHS,
+    PHASES,
+    REASONS,
+    RunRecord,
 )  # fmt: skip
 from talaria.sim.declog import DecisionLog
 from talaria.sim.engine import Run
@@ -120,7 +134,7 @@ class Cluster:
             self._live += 1
             self._record_session(live)
             if len(live.lines) > 1:
-                for index, call in enumerate(session.calls):
+                for call in session.calls:
                     for other in call.waits_for:
                         if session.calls[other].line != call.line and other not in live.done:
                             live.done[other] = env.event()
@@ -336,9 +350,9 @@ class Cluster:
         call, trace, now_s = run.view.call, live.session.calls[index], self._env.now
         enqueued_s = call.enqueued_s
         cached = run.device_tokens + run.host_tokens
-        if cached > call.prompt_tokens or run.lost_tokens != max(0, call.reusable_tokens - cached):
-            if outcome == _COMPLETED:
-                raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
+        unbalanced = cached > call.prompt_tokens or run.lost_tokens != max(0, call.reusable_tokens - cached)
+        if unbalanced and outcome == _COMPLETED:
+            raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
         flags = self._flags(live, trace, run, instance, routed)
         kv_state = KV_MISSING if cached == 0 else KV_HOST if run.host_tokens > 0 else KV_DEVICE
         admitted_s = run.admitted_s if run.admitted_s >= 0.0 else now_s

@@ -24,9 +24,30 @@ class Run:
     """One call inside an instance: its view, what the trace says of it, and what happened to it so far."""
 
     __slots__ = (
-        "admitted_s", "by_sp", "done", "end_step", "first_token_s", "grant", "host_tokens", "kv_miss", "locked_tokens", "lost_tokens",
-        "node", "output_tokens", "parked", "placed_s", "reason", "route_flags", "rounds_waited", "arrived_round", "device_tokens", "spans",
-        "start_generated", "start_step", "swapped", "view",
+        "admitted_s",
+        "arrived_round",
+        "by_sp",
+        "device_tokens",
+        "done",
+        "end_step",
+        "first_token_s",
+        "grant",
+        "host_tokens",
+        "kv_miss",
+        "locked_tokens",
+        "lost_tokens",
+        "node",
+        "output_tokens",
+        "parked",
+        "placed_s",
+        "reason",
+        "rounds_waited",
+        "route_flags",
+        "spans",
+        "start_generated",
+        "start_step",
+        "swapped",
+        "view",
     )  # fmt: skip
 
     def __init__(self, view: CallView, node: int, output_tokens: int, done: Event) -> None:

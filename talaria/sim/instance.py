@@ -17,9 +17,35 @@ from simpy.events import Timeout
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import (
-    Admit, Arrived, CallView, Cancelled, Close, Command, EngineDown, EngineUp, EngineView, Event, FirstToken, LeaseChanged, ModelView, Open,
-    Rejected, Report, RestoredShort, Resume, RoundSummary, SegmentEnded, Stage, StageProgress, Stop, Switch, SwitchDone, SwitchFailed, Tick,
-    Unstage, Wait,
+    Admit,
+    Arrived,
+    CallView,
+    Cancelled,
+    Close,
+    Command,
+    EngineDown,
+    EngineUp,
+    EngineView,
+    Event,
+    FirstToken,
+    LeaseChanged,
+    ModelView,
+    Open,
+    Rejected,
+    Report,
+    RestoredShort,
+    Resume,
+    RoundSummary,
+    SegmentEnded,
+    Stage,
+    StageProgress,
+    Stop,
+    Switch,
+    SwitchDone,
+    SwitchFailed,
+    Tick,
+    Unstage,
+    Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import Predictor

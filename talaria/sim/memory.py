@@ -184,9 +184,8 @@ class InstanceMemory:
     def _checkpoint(self, run: Run, tokens: int, now_s: float) -> None:
         key = run.view.call.key
         numbers, hardware = self._numbers[key.model], self._hardware
-        ticket = self._registry.checkpoint(
-            key.model, self._forest.spans(run.node, tokens), numbers.kv_bytes_per_token * hardware.tp, now_s, family=numbers.family, owner=key
-        )
+        spans, bytes_per_token = self._forest.spans(run.node, tokens), numbers.kv_bytes_per_token * hardware.tp
+        ticket = self._registry.checkpoint(key.model, spans, bytes_per_token, now_s, family=numbers.family, owner=key)
         if ticket is not None:
             begins_s = max(now_s, self._link_free_s)
             self._link_free_s = begins_s + ticket.bytes / hardware.tp / hardware.d2h_bytes_per_s

@@ -90,6 +90,9 @@ class Scenario(_Strict):
         return self
 
 
+_SECTIONS: dict[str, type[_Strict]] = {"instances": InstanceGroup, "belief_error": BeliefError, "telemetry": Telemetry}
+
+
 def names() -> list[str]:
     """Shipped scenarios."""
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
@@ -123,9 +126,9 @@ def _explain(error: ValidationError, document: dict[str, Any], path: Path) -> In
     place = ".".join(str(part) for part in first["loc"])
     where = f"{path}: {place}" if place else str(path)
     if first["type"] == "extra_forbidden":
-        known = sorted(field.alias or name for name, field in Scenario.model_fields.items())
-        nested = len(first["loc"]) > 1
-        return InputError(f"unknown field {first['loc'][-1]!r}", where=where) if nested else unknown_name("field", str(first["loc"][-1]), known, where=str(path))
+        section = _SECTIONS.get(str(first["loc"][0]), Scenario) if len(first["loc"]) > 1 else Scenario
+        known = sorted(field.alias or name for name, field in section.model_fields.items())
+        return unknown_name("field", str(first["loc"][-1]), known, where=where)
     given = first.get("input")
     shown = "" if isinstance(given, (dict, list)) else f" (got {given!r})"
     return InputError(f"{first['msg']}{shown}", where=where)
