@@ -264,7 +264,7 @@ def beyond_evidence(plan: RunPlan, record: RunRecord) -> list[str]:
     """Where the run's prompts left the range of the points that its profiles were fitted to, a sentence each."""
     prompts, models = record.calls["prompt_tokens"], record.calls["model"]
     profiles = {item.profile.name: item.profile for item in plan.instances}
-    said = []
+    said: list[str] = []
     for code, name in enumerate(record.models):
         of_model = prompts[models == code]
         for profile in profiles.values():
