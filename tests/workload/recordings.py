@@ -103,7 +103,8 @@ RECORDINGS: dict[str, str] = {
     "agentic-mooncake": _lines(
         {"session_id": "s1", "timestamp": 0, "input_length": 1024, "output_length": 40, "hash_ids": [1, 2]},
         {"session_id": "s1", "delay": 390, "input_length": 1700, "output_length": 52, "hash_ids": [1, 2, 3, 4]},
-        {"session_id": "s2", "timestamp": 120, "input_tokens": 900, "output_tokens": 10},
+        {"session_id": "s2", "timestamp": 120, "input_tokens": 900, "output_tokens": 10, "request_id": "r1"},
+        {"session_id": "s3", "wait_for": ["r1"], "tool_wait_ms": 40, "input_tokens": 500, "output_tokens": 10},
     ),
     "aiperf-multi-turn": _lines(
         {"session_id": "s1", "turns": [{"text": "x" * 400, "output_length": 40}, {"text": "y" * 40, "delay": 390}]},

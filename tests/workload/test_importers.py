@@ -156,6 +156,39 @@ def test_agentic_mooncake_delays_are_the_clients_own_gaps(tmp_path: Path) -> Non
     assert result.calls[1].blocks == (1, 2, 3)
 
 
+def test_agentic_mooncake_rows_that_wait_for_each_other_are_one_session(tmp_path: Path) -> None:
+    rows = [
+        {"request_id": "a", "session_id": "planner", "timestamp": 100, "input_length": 600, "output_length": 5},
+        {"request_id": "b", "session_id": "coder", "wait_for": ["a"], "delay": 20, "input_length": 300, "output_length": 5},
+        {"request_id": "c", "session_id": "planner", "wait_for": ["a", "b"], "delay": 5, "tool_wait_ms": 300, "input_length": 900,
+         "output_length": 5},
+        {"request_id": "d", "session_id": "alone", "timestamp": 50, "input_length": 900, "output_length": 5},
+    ]  # fmt: skip
+    result = Import(tmp_path, "agentic-mooncake", rows)
+    assert [session.id for session in result.sessions] == ["alone", "planner"]
+    first, inner, back = result.sessions[1].calls
+    assert (first.line, inner.line, inner.spawned_by, inner.waits_for, inner.gap_s) == ("main", "coder", 0, (0,), 0.02)
+    assert (back.line, back.turn, back.waits_for, back.gap_s, back.reuse_of) == ("main", 1, (0, 1), 0.305, 0)
+
+
+def test_the_agent_that_comes_first_names_the_session_whoever_waits(tmp_path: Path) -> None:
+    rows = [
+        {"request_id": "a", "session_id": "planner", "input_length": 600, "output_length": 5},
+        {"request_id": "b", "session_id": "watcher", "input_length": 300, "output_length": 5},
+        {"request_id": "c", "session_id": "planner", "wait_for": ["a", "b"], "input_length": 900, "output_length": 5},
+    ]
+    result = Import(tmp_path, "agentic-mooncake", rows)
+    assert [session.id for session in result.sessions] == ["planner"]
+    assert [call.line for call in result.calls] == ["main", "watcher", "main"]
+    assert result.calls[2].waits_for == (0, 1)
+
+
+def test_a_dependency_on_a_row_that_has_not_come_is_refused(tmp_path: Path) -> None:
+    row = {"request_id": "a", "wait_for": ["b"], "input_length": 600, "output_length": 5}
+    with pytest.raises(InputError, match=r"recording:1: wait_for = 'b'; allowed: request ids of earlier rows"):
+        Import(tmp_path, "agentic-mooncake", [row])
+
+
 def test_a_turn_known_by_its_arrival_only_has_an_estimated_gap(tmp_path: Path) -> None:
     rows = [{"session_id": "s", "timestamp": t, "input_length": 600, "output_length": 5} for t in (1000, 4000)]
     result = Import(tmp_path, "agentic-mooncake", rows)
