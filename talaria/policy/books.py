@@ -206,6 +206,7 @@ class Router(ABC):
 
     @property
     def lease_counts(self) -> LeaseCounts:
+        """Leases by how they ended, for the unused-lease proxy (SPEC §6)."""
         return self._leases.counts
 
     def drain_lease_changes(self) -> list[tuple[str, LineKey, float | None]]:

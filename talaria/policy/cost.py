@@ -89,6 +89,7 @@ class Pricer:
         self._product = np.empty((FEATURES, 2 * len(fleet.ids)))
 
     def arrival(self, call: Call, now_s: float) -> Arrival:
+        """``call`` at ``now_s`` with everything that its prices depend on."""
         return Arrival(call, now_s, self._demand(call), self._held_prefixes(call))
 
     def costs(self, arrival: Arrival, columns: ModelColumns) -> Costs:

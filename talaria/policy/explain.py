@@ -28,6 +28,7 @@ class Candidate:
 
     @property
     def admissible(self) -> bool:
+        """Whether every gate passed."""
         return all(gate.passed for gate in self.gates)
 
 

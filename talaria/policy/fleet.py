@@ -173,9 +173,11 @@ class Fleet:
         return max(0.0, model.free_kv_tokens - self._overlay.load(self.ids[instance], name).kv_tokens)
 
     def queued_s(self, instance: int, name: str, model: ModelSnapshot) -> float:
+        """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""
         return model.queued_work_s + self._overlay.work_s(self.ids[instance], name) + self._risk_s[instance]
 
     def open_price(self, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> float:
+        """Right side of Eq. 2 for a replica of the model on the snapshot's instance."""
         nu_s = self._nu_s.get(name, self._knobs.nu_s)
         return open_price_s(snapshot, model, self._knobs.mu0_s_per_gib, nu_s)
 

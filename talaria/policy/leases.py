@@ -137,6 +137,7 @@ class LeaseTable:
                 self._settle(lease)
 
     def next_expiry_s(self) -> float | None:
+        """The earliest expiry of a live lease."""
         while self._expiries and self._live.get(self._expiries[0][2].key) is not self._expiries[0][2]:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None

@@ -64,6 +64,7 @@ class Overlay:
         self._entries: dict[int, Forwarded] = {}
 
     def load(self, instance: str, model: str) -> Load:
+        """What was forwarded or reserved for one model; only to be read."""
         return self._loads[instance].get(model, NOTHING)
 
     def work_s(self, instance: str, model: str) -> float:
@@ -115,10 +116,12 @@ class Overlay:
             self._unload(entry)
 
     def reserve(self, instance: str, model: str) -> None:
+        """A lease on ``instance`` is live from now on: one admission unit."""
         self._load_of(instance, model).leases += 1
         self._totals[instance].leases += 1
 
     def release(self, instance: str, model: str) -> None:
+        """A lease on ``instance`` has ended."""
         self._load_of(instance, model).leases -= 1
         self._totals[instance].leases -= 1
 

@@ -39,6 +39,7 @@ class CallQueue:
         return self._length
 
     def queued_of(self, model: str) -> int:
+        """How many calls of ``model`` are queued, over all tenants."""
         return self._of_model[model]
 
     def join(self, call: Call, now_s: float) -> Overloaded | None:
@@ -67,6 +68,7 @@ class CallQueue:
         return shed
 
     def next_deadline_s(self) -> float | None:
+        """The earliest deadline of a queued call."""
         while self._deadlines:
             deadline_s, _, call = self._deadlines[0]
             if self._tenants.get(call.key.tenant, {}).get(call.id) is call:

@@ -46,6 +46,7 @@ class DemandWindow:
         self._times: dict[str, deque[float]] = {}
 
     def record(self, model: str, now_s: float) -> None:
+        """A call of ``model`` had to wait or was spilled at ``now_s``; times never go back."""
         times = self._times.setdefault(model, deque())
         times.append(now_s)
         self._prune(times, now_s)

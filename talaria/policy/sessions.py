@@ -65,10 +65,12 @@ class SessionTable:
         return None if entry is None else entry.home
 
     def line(self, key: LineKey) -> LineEntry | None:
+        """What is known of the line, None if nothing."""
         entry = self._sessions.get((key.tenant, key.session))
         return None if entry is None else entry.lines.get((key.model, key.line))
 
     def move_home(self, key: LineKey, instance: str, now_s: float) -> None:
+        """From now on the session lives on ``instance``."""
         self._touch(key, now_s).home = instance
 
     def placed(self, key: LineKey, instance: str, now_s: float) -> None:
@@ -96,6 +98,7 @@ class SessionTable:
         return self._outputs.get(call.key.model, FIRST_OUTPUT_GUESS_TOKENS)
 
     def forget(self, tenant: str, session: str) -> None:
+        """The session is over."""
         self._sessions.pop((tenant, session), None)
 
     def _touch(self, key: LineKey, now_s: float) -> SessionEntry:
