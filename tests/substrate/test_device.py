@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from talaria.substrate.device import DeviceCache
@@ -136,6 +136,7 @@ OPERATIONS = st.lists(
 )
 
 
+@settings(max_examples=200)
 @given(OPERATIONS, st.integers(3, 16))
 def test_locks_pages_and_matches_balance_under_any_sequence_of_operations(operations: list[tuple[str, int, int]], pages: int) -> None:
     oracle = Oracle(pages)
@@ -241,6 +242,40 @@ def test_a_shared_prefix_is_stored_once_and_stays_while_one_path_needs_it() -> N
     assert cache.pool.used == 7
     cache.release(a, 0, 1.0)
     assert cache.pool.used == 5 and cache.match(b) == 5 * PAGE
+
+
+def test_an_idle_branch_keeps_the_trunk_that_it_needs() -> None:
+    forest, cache = cache_of(10)
+    root = forest.new_root()
+    forest.extend(root, 0, 5 * PAGE)
+    trunk, branch = forest.spans(root, 5 * PAGE), forest.spans(forest.extend(root, 3 * PAGE, 5 * PAGE), 5 * PAGE)
+    assert cache.acquire(branch, 0.0)
+    cache.release(branch, 5 * PAGE, 0.0)
+    assert cache.acquire(trunk, 1.0)
+    cache.release(trunk, 0, 1.0)
+    assert cache.pool.used == 5 and cache.match(branch) == 5 * PAGE
+
+
+def test_a_short_use_does_not_free_the_idle_tail_of_a_longer_one() -> None:
+    forest, cache = cache_of(10)
+    long = line(forest, 5 * PAGE)
+    assert cache.acquire(long, 0.0)
+    cache.release(long, 5 * PAGE, 0.0)
+    short = forest.spans(long[0][0], 3 * PAGE)
+    assert cache.acquire(short, 1.0)
+    cache.release(short, 0, 1.0)
+    assert cache.match(long) == 5 * PAGE
+
+
+def test_the_order_of_eviction_survives_any_number_of_uses() -> None:
+    forest, cache = cache_of(6)
+    a, b = line(forest, 3 * PAGE), line(forest, 3 * PAGE)
+    for now_s in range(500):
+        for spans in (b, a) if now_s % 2 else (a, b):
+            assert cache.acquire(spans, now_s)
+            cache.release(spans, 3 * PAGE, now_s + (0.5 if spans is a else 0.0))
+    assert cache.acquire(line(forest, 3 * PAGE), 500.0)
+    assert (cache.match(a), cache.match(b)) == (3 * PAGE, 0)
 
 
 def test_a_branch_inside_a_page_has_its_own_copy_of_that_page() -> None:

@@ -89,6 +89,18 @@ def test_a_node_lives_while_a_reference_or_a_child_holds_it() -> None:
         forest.release(other)
 
 
+def test_a_branch_at_the_very_start_of_a_node_does_not_depend_on_that_node() -> None:
+    forest = PrefixForest()
+    root = forest.new_root()
+    forest.extend(root, 0, 10)
+    first = forest.extend(root, 5, 8)
+    forest.retain(first)
+    second = forest.extend(first, 5, 9)
+    forest.retain(second)
+    forest.release(first)
+    assert first not in forest and forest.spans(second, 9) == ((root, 0, 5), (second, 5, 9))
+
+
 def test_page_hashes_chain_sha256_over_little_endian_tokens_of_full_pages() -> None:
     tokens = list(range(1000, 1011))
     first = hashlib.sha256(struct.pack("<4I", *tokens[:4])).digest()

@@ -334,6 +334,47 @@ def test_a_shared_ancestor_outlives_its_leaves() -> None:
     assert registry.match("m", branch) == 8 and registry.match("m", trunk) == 4
 
 
+def test_an_ancestor_counts_as_used_with_its_last_descendant() -> None:
+    forest, registry = registry_of(6)
+    root = forest.new_root()
+    forest.retain(root)
+    forest.extend(root, 0, 12)
+    store(registry, forest.spans(root, 8), 0.0)
+    other = line(forest, 2)
+    store(registry, other, 1.0)
+    branch = forest.spans(forest.extend(root, 4, 12), 12)
+    store(registry, branch, 2.0)
+    pin = registry.pin("m", other, 8)
+    store(registry, line(forest, 3), 3.0)
+    registry.unpin(pin)
+    assert (registry.match("m", branch), registry.match("m", other)) == (4, 8), "the branch had to go first"
+    store(registry, line(forest, 1), 4.0)
+    assert (registry.match("m", branch), registry.match("m", other)) == (4, 4)
+
+
+def test_what_was_known_of_evicted_blocks_is_forgotten() -> None:
+    forest, registry = registry_of(4, ranks=2)
+    spans = line(forest, 4)
+    node = spans[0][0]
+    torn = registry.checkpoint("m", spans, 1, 0.0, family="recurrent")
+    assert torn is not None
+    registry.commit(torn, 0, state_complete=False)
+    registry.commit(torn, 1)
+    for rank in (0, 1):
+        registry.rank_report("m", node, rank, 8, b"8")
+        registry.rank_report("m", node, rank, 16, b"16")
+    ticket = registry.checkpoint("m", line(forest, 2), 1, 1.0, family="recurrent")
+    assert ticket is not None
+    registry.abort(ticket)
+    again = registry.checkpoint("m", spans, 1, 2.0, family="recurrent")
+    assert again is not None and again.parts == ((node, 2, 2),)
+    registry.commit_all(again)
+    assert registry.match("m", spans) == 0, "not reported again, and the first two pages have no complete state"
+    for rank in (0, 1):
+        registry.rank_report("m", node, rank, 16, b"16")
+    assert registry.match("m", spans) == 16
+
+
 def test_eviction_spares_leased_sessions_unless_nothing_else_is_left() -> None:
     forest, registry = registry_of(6)
     leased, other = line(forest, 3), line(forest, 3)
