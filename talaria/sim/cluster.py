@@ -189,6 +189,8 @@ class Cluster:
         key = LineKey(live.session.tenant, live.session.id, trace.model, trace.line)
         continues = () if trace.reuse_of is None else ((live.session.calls[trace.reuse_of].line, trace.reuse_tokens),)
         call = Call(call_id, key, trace.turn, env.now, trace.prompt_tokens, trace.reuse_tokens, trace.output_tokens, continues)
+        if self._log is not None:
+            self._log.router("explain", (call, env.now), self._router.explain(call, env.now), env.now)
         decision = self._router.place(call, env.now)
         if self._log is not None:
             self._log.router("place", (call, env.now), decision, env.now)
