@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperGroup
 
 from talaria.errors import InputError, unknown_name
-from talaria.policy.knobs import KnobError
 
 COMMANDS = {
     "run": "talaria.cli.run",
@@ -77,7 +76,7 @@ def run_command(arguments: Sequence[str]) -> int:
     group = typer.main.get_group(app)
     try:
         code = group.main(args=list(arguments) or ["--help"], prog_name="talaria-sim", standalone_mode=False)
-    except (InputError, KnobError) as error:
+    except InputError as error:
         return _fail(str(error), 2)
     except typer.TyperException as error:
         return _fail(str(usage_error(error)), 2)

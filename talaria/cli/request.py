@@ -37,8 +37,11 @@ def request(options: Options, *, default_scenario: str) -> Request:
     check_files_wanted(options.out, decisions=options.decisions, timeline=options.timeline)
     saved = policyfile.load(options.policy) if options.policy else policyfile.Policy({})
     settings = parse_assignments(options.set or (), "--set", "KNOB=VALUE", "tau=2")
+    name = options.scenario or default_scenario
+    scenario = scenarios.load(name)
+    parse_knobs(scenario.knobs, f"{name}: knobs")  # said with the file's name here, before the plan resolves them
     return Request(
-        scenario=scenarios.load(options.scenario or default_scenario),
+        scenario=scenario,
         config=configs.get(options.config or saved.config or DEFAULT_CONFIG),
         knobs=saved.knobs | parse_knobs(settings, "--set"),
         trace=_trace_options(options),

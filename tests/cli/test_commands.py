@@ -75,6 +75,13 @@ def test_run_says_on_stderr_what_it_runs_and_shows_a_table(scenario: str, capsys
     assert "sct_p50_s" in printed.out and "small · talaria · seed 0" in printed.out
 
 
+def test_a_bad_knob_in_a_scenario_file_is_one_line_that_names_the_file(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(scenario).write_text(SMALL + "knobs: {taw: 1}\n")
+    assert run_command(["run", "--scenario", scenario]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: small.yaml: knobs: unknown knob 'taw'") and line.endswith("did you mean 'tau'?\n")
+
+
 def test_a_policy_file_is_overridden_by_set(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("policy.yaml").write_text("schema: talaria.policy/1\nconfig: no-hkvr\nknobs: {tau: 3, linger: 0.5}\n")
     printed = document(capsys, "run", "--scenario", scenario, "--policy", "policy.yaml", "--set", "tau=4")
