@@ -101,11 +101,11 @@ def test_a_run_directory_replays_and_reports(scenario: str, capsys: pytest.Captu
 def test_a_log_of_another_policy_is_exit_1_with_the_differences(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "--scenario", scenario, "--out", "run", "--decisions"]) == 0
     log = Path("run/decisions.jsonl")
-    log.write_text(log.read_text().replace('"reason":"cost"', '"reason":"spill"', 1))
+    log.write_text(log.read_text().replace('"out":{"Routed":{"call_id":1,', '"out":{"Routed":{"call_id":99,', 1))
     capsys.readouterr()
     assert run_command(["replay-decisions", str(log)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "1 difference" and lines[1].endswith("router place") and '"reason": "spill"' in lines[2]
+    assert lines[0] == "1 difference" and lines[1].endswith("router place") and '"call_id": 99' in lines[2]
 
 
 def test_compare_pairs_every_two_configs(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
