@@ -79,8 +79,8 @@ def _children(graph: dict[str, _Conversation], places: dict[str, str]) -> set[st
     reached = [name for name in graph if name not in parents]
     for name in reached:  # grows while it is walked
         reached += [child for turn in graph[name].turns for child in (*turn.spawns, *turn.forks)]
-    for name in sorted(graph.keys() - set(reached)):
-        raise InputError(f"{name!r} is spawned in a circle", where=places[name], allowed="trees of conversations")
+    if circle := sorted(graph.keys() - set(reached)):
+        raise InputError(f"{circle[0]!r} is spawned in a circle", where=places[circle[0]], allowed="trees of conversations")
     return set(parents)
 
 
