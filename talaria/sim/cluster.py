@@ -309,14 +309,16 @@ class Cluster:
         if self._env.now - instance.published_s >= self._telemetry.min_interval_s:
             self._publish(instance)
 
+    def footprint_peaks(self, instance: SimInstance) -> None:
+        if self._record.hbm_samples is not None and instance.view.active is not None:
+            self._record.hbm_samples.append(instance.index, self._env.now, *instance.memory.footprint())
+
     def health_changed(self, instance: SimInstance) -> None:
         self._publish(instance)
 
     def _publish(self, instance: SimInstance) -> None:
         """A snapshot leaves the instance now and reaches the router after the telemetry delay."""
-        if self._record.hbm_samples is not None:
-            weights, kv, staged = instance.memory.footprint()
-            self._record.hbm_samples.append(instance.index, self._env.now, weights, kv, staged)
+        self.footprint_peaks(instance)
         arrival = Timeout(self._env, self._telemetry.delay_s, instance.snapshot())
         assert arrival.callbacks is not None
         arrival.callbacks.append(lambda event: self._observe(event.value))

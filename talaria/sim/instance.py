@@ -78,6 +78,9 @@ class Host(Protocol):
 
     def health_changed(self, instance: SimInstance) -> None: ...
 
+    def footprint_peaks(self, instance: SimInstance) -> None:
+        """A slot is over: its KV is all there, the next model's weights are staged."""
+
     def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None: ...
 
     def switched(self, instance: SimInstance, switch: SwitchRecord) -> None: ...
@@ -429,6 +432,7 @@ class SimInstance:
         """Tear the active model down, then let the five phases pass (SPEC §5.4)."""
         assert self._engine.idle, "a switch met a busy engine"
         now_s, source = self._env.now, self.view.active
+        self._host.footprint_peaks(self)
         held = [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else []
         plan = self.memory.plan_switch(source, target, held, self._ground.timing[target].open_s, now_s)
         factor = self._ground.switch_factor()
