@@ -124,6 +124,9 @@ class SimulatedWorld:
     def slot_opened(self, instance: SimInstance) -> None:
         instance.snapshot()
 
+    def footprint_peaks(self, instance: SimInstance) -> None:
+        pass
+
     def health_changed(self, instance: SimInstance) -> None:
         instance.snapshot()
 
