@@ -14,15 +14,15 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-WORTH_WORKERS_S = 2.0
-"""A worker takes about half a second to start; below this much remaining work the caller's process is as fast."""
+WORTH_WORKERS_S = 4.0
+"""A worker takes about half a second of processor time to start; with less work left than this, a second one gains little."""
 MAX_WORKERS = 8
 
 
 def ordered_map(function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
     """``map`` with worker processes where they pay. ``function`` must be importable by name, items and results picklable.
 
-    Items run here until their mean duration says that the rest is worth workers. Where no worker can be started, or one
+    Items run here until their mean processor time says that the rest is worth workers. Where no worker can be started, or one
     dies, the rest runs here too. An exception of ``function`` reaches the caller at its item's turn; closing the iterator
     (Ctrl-C included) ends the workers.
     """
@@ -39,9 +39,9 @@ def ordered_map(function: Callable[[T], R], items: Sequence[T]) -> Generator[R, 
             except (BrokenProcessPool, PermissionError):
                 workers_failed = True
         else:
-            started_s = time.perf_counter()
+            started_s = time.process_time()
             result = function(items[done])
-            spent_s += time.perf_counter() - started_s
+            spent_s += time.process_time() - started_s
             yield result
             done += 1
 
