@@ -4,8 +4,8 @@
 promised, and how long calls have waited. Everything about the engine comes from the event and the view.
 
 One closing rule serves every configuration: a slot ends when its protected steps have run and nothing is admissible or
-expected. A return is *expected* while a live lease of the active model is younger than ``linger``, or while a call in
-flight is predicted to complete within the slot (its session then comes back into it). Without SP nothing is expected.
+expected. A return is *expected* while a live lease of the active model is younger than ``linger``, or while a call of the
+slot is still in flight, since its session comes back when it completes. Without SP nothing is expected.
 """
 
 from __future__ import annotations
@@ -458,17 +458,13 @@ class SlotScheduler:
             slot.p_admitted += len(batch.calls)
 
     def _expected_until_s(self, slot: _Slot, model: ModelView, now_s: float) -> float:
-        """How long a return may still be expected in this slot: live leases within linger, and calls about to complete."""
+        """How long a return may still be expected in this slot: live leases within linger, and calls still in flight."""
         until_s = now_s
         for granted_s, expires_s in model.leases.values():
             if expires_s > now_s:
                 until_s = max(until_s, min(expires_s, granted_s + self._knobs.linger_s))
         if model.held and self._knobs.linger_s > 0.0:
-            one_step_s = step_s(model)
-            for item in model.held.values():
-                done_s = now_s + one_step_s * _expected_left(item)
-                if done_s <= slot.ends_s:
-                    until_s = max(until_s, done_s)
+            until_s = max(until_s, now_s + step_s(model) * max(_expected_left(item) for item in model.held.values()))
         return min(until_s, slot.ends_s)
 
     def _regrant(self, slot: _Slot, model: ModelView, until_s: float, now_s: float, commands: list[Command]) -> None:
