@@ -118,7 +118,7 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
         switch_total_s += switch_s
         predicted_s += switch_s + plan.demand_s
     infeasible |= protected_s + switch_total_s > bound_s
-    return RoundPlan(tuple(slots), full_bound_s, bound_s, min(predicted_s, max(bound_s, protected_s + switch_total_s)), infeasible)
+    return RoundPlan(tuple(slots), full_bound_s, bound_s, predicted_s, infeasible)
 
 
 def slot_budget_s(view: EngineView, plan: RoundPlan, position: int, left_s: float, knobs: Knobs) -> float:

@@ -50,12 +50,14 @@ class Step:
 class World(Protocol):
     """One running instance."""
 
-    instance: Instance
     models: tuple[str, ...]
     steps: list[Step]
     """Every step so far, in order."""
     endings: list[tuple[int, str]]
     """(call id, ``completed`` or ``failed``) in the order in which clients were told."""
+
+    @property
+    def instance(self) -> Instance: ...
 
     def now_s(self) -> float: ...
 
