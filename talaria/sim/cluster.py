@@ -54,7 +54,7 @@ class ConservationError(AssertionError):
 class _Live:
     """A session under way."""
 
-    __slots__ = ("aborted", "done", "instance_of", "issued", "left", "lines", "nodes", "number", "session")
+    __slots__ = ("aborted", "done", "instance_of", "issued", "left", "lines", "nodes", "number", "served_by", "session")
 
     def __init__(self, number: int, session: Session) -> None:
         self.number = number
@@ -63,6 +63,8 @@ class _Live:
         self.nodes: dict[int, int] = {}
         self.issued: set[int] = set()
         self.instance_of: dict[str, int] = {}
+        self.served_by: dict[int, None] = {}
+        """Instances that may hold KV of the session."""
         self.aborted = False
         self.done: dict[int, Event] = {}
         self.lines: dict[str, list[int]] = {}
@@ -295,8 +297,8 @@ class Cluster:
             self._log.router("session_ended", (session.tenant, session.id), None, self._env.now)
         self._tell_leases()
         for key in {LineKey(session.tenant, session.id, call.model, call.line): None for call in session.calls}:
-            for instance in self._instances:
-                instance.forget(key)
+            for index in live.served_by:
+                self._instances[index].forget(key)
         self._prompts.forget(live.nodes.values())
         self._live -= 1
         place, self._place_of_pool = self._place_of_pool, None
@@ -385,6 +387,7 @@ class Cluster:
         if run.view.call.enqueued_s < self._warmup_s:
             flags |= FLAG_WARMUP
         live.instance_of[trace.line] = instance.index
+        live.served_by[instance.index] = None
         return flags
 
     def _row_unserved(self, live: _Live, index: int, enqueued_s: float, outcome: int) -> None:

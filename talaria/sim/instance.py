@@ -7,7 +7,7 @@ of them goes back as events. The view is kept current in place, so that a step c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -156,7 +156,10 @@ class SimInstance:
         self._version = 0
         self._submitted = 0
         self._lines: dict[LineKey, LineState] = {}
-        self._lines_shared = False
+        """As last published: snapshots hold this very mapping, so it is replaced and never changed."""
+        self._line_used_s: dict[LineKey, float] = {}
+        self._stale_lines: dict[LineKey, None] = {}
+        """Lines whose state may differ from the published one."""
         self._look_again = False
 
     # --- the router's face -----------------------------------------------------------------------------------------
@@ -206,11 +209,9 @@ class SimInstance:
 
     def snapshot(self) -> InstanceSnapshot:
         now_s = self._env.now
-        if self.memory.evicted():
-            self._refresh_lines(list(self._lines))
-            self._look_again = True
+        self._note_evictions()
+        self._refresh_lines()
         self._version += 1
-        self._lines_shared = True
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         memory = self.memory
         models = {}
@@ -230,7 +231,7 @@ class SimInstance:
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self._submitted, healthy=self.view.healthy,
             capabilities=self.capabilities, models=models, lines=self._lines, round_left_s=round_left_s, round_load_s=load_s,
             deadline_risk=self.deadline_risk, hbm_used_bytes=memory.used_bytes(), hbm_capacity_bytes=memory.capacity_bytes,
-            slack_bytes=memory.slack_bytes(), host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes(),
+            slack_bytes=memory.slack_bytes(now_s), host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes(),
         )  # fmt: skip
 
     def _free_tokens(self, name: str) -> int:
@@ -240,16 +241,29 @@ class SimInstance:
 
     def forget(self, key: LineKey) -> None:
         """A session has ended: its lines are of no interest any more, its cached KV lives until evicted."""
-        if key in self._lines:
-            self._own_lines().pop(key)
+        if self._line_used_s.pop(key, None) is not None:
+            self._stale_lines[key] = None
             self.memory.forget(key)
 
-    def _own_lines(self) -> dict[LineKey, LineState]:
-        """The line states, copied first if a snapshot holds them: snapshots never change."""
-        if self._lines_shared:
-            self._lines = dict(self._lines)
-            self._lines_shared = False
-        return self._lines
+    def _refresh_lines(self) -> None:
+        """Bring the published line states up to date, once for all that has happened since."""
+        if not self._stale_lines:
+            return
+        now_s, lines = self._env.now, self._lines.copy()
+        for key in self._stale_lines:
+            used_s = self._line_used_s.get(key)
+            if used_s is None:
+                lines.pop(key, None)
+            else:
+                lines[key] = self.memory.line_state(key, used_s, now_s)
+        self._stale_lines.clear()
+        self._lines = lines
+
+    def _note_evictions(self) -> None:
+        """Whatever was known of prefixes may be wrong once something was evicted."""
+        if self.memory.evicted():
+            self._stale_lines.update(dict.fromkeys(self._line_used_s))
+            self._look_again = True
 
     # --- events and commands ---------------------------------------------------------------------------------------
 
@@ -361,15 +375,13 @@ class SimInstance:
         run.view.device_tokens, run.view.host_tokens = run.device_tokens, run.host_tokens
         run.grant, run.by_sp, run.admitted_s = grant, by_sp, now_s
         run.rounds_waited = self.rounds - run.arrived_round
-        if self.memory.evicted():
-            self._look_again = True
-            self._refresh_lines(list(self._lines))
+        self._note_evictions()
         cached = run.device_tokens + run.host_tokens
         if cached < promised:
             self._inbox.append(RestoredShort(call.id, promised - cached))
         timing = self._ground.timing[call.key.model]
         new_tokens = call.prompt_tokens - cached - run.lost_tokens
-        restore_s = timing.restore_s(run.host_tokens) * self.memory.link_contention(now_s)
+        restore_s = timing.restore_s(run.host_tokens) * self.memory.link_contention(now_s) if run.host_tokens else 0.0
         work_s = timing.prefill_s(new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
         self._engine.prefill(run, restore_s + work_s)
 
@@ -422,7 +434,8 @@ class SimInstance:
         else:
             del self.runs[call.id]
             self.memory.finish(run, self._env.now)
-            self._own_lines()[call.key] = self.memory.line_state(call.key, self._env.now, self._env.now)
+            self._line_used_s[call.key] = self._env.now
+            self._stale_lines[call.key] = None
             self._host.finished(run, self)
         self._happened(SegmentEnded(call.id, run.view.generated_tokens, reason))
 
@@ -476,12 +489,9 @@ class SimInstance:
 
     def _lose_device(self, model: str) -> None:
         """The KV region of ``model`` is released: its lines are what the host registry still has of them."""
-        self._refresh_lines(key for key, state in self._lines.items() if state.tier is Tier.DEVICE and key.model == model)
-
-    def _refresh_lines(self, keys: Iterable[LineKey]) -> None:
-        fresh = {key: self.memory.line_state(key, self._lines[key].last_use_s, self._env.now) for key in keys}
-        if fresh:
-            self._own_lines().update(fresh)
+        for key, state in self._lines.items():
+            if state.tier is Tier.DEVICE and key.model == model:
+                self._stale_lines[key] = None
 
     def _refresh_residency(self) -> None:
         """Parked models that have some weights on the device are staged (SPEC §5.6)."""
@@ -546,7 +556,7 @@ class SimInstance:
                 model.residency = Residency.PARKED
         self.memory.crash()
         self.view.active = None
-        self._refresh_lines(list(self._lines))
+        self._stale_lines.update(dict.fromkeys(self._line_used_s))
         self._refresh_residency()
         for model in self.view.models.values():
             for call_id in model.waiting:

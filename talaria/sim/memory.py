@@ -8,7 +8,7 @@ exposed when its transfer is over, staging advances with the clock. Ranks are sy
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from talaria.policy.calls import LineKey
@@ -18,7 +18,7 @@ from talaria.sim.engine import Run
 from talaria.substrate.device import DeviceCache
 from talaria.substrate.layout import BumpLayout, ModelMemory, Regions
 from talaria.substrate.pages import PagePool
-from talaria.substrate.prefix import PrefixForest
+from talaria.substrate.prefix import PrefixForest, Spans
 from talaria.substrate.registry import Hold, HostRegistry, Ticket
 from talaria.substrate.staging import StagingMap
 from talaria.substrate.switch import plan_switch
@@ -76,7 +76,8 @@ class InstanceMemory:
         self._cache: DeviceCache | None = None
         self._active: str | None = None
         self._staging: StagingMap | None = None
-        self._staged_at_s = 0.0
+        self._staging_since_s = 0.0
+        self._staging_offered_bytes = 0
         self._staging_bytes_per_s = 0.0
         self._copies: deque[tuple[float, Ticket]] = deque()
         self._link_free_s = 0.0
@@ -115,7 +116,7 @@ class InstanceMemory:
             return "never"
         if run.host_tokens:
             self._pins[call.id] = self._registry.pin(call.key.model, self._forest.spans(run.node, cached), cached)
-        if not self._allocate(lambda cache: cache.acquire(spans, now_s), now_s):
+        if not self._allocate((), spans, now_s):
             self.restored(run)
             return "no free KV"
         run.spans = spans
@@ -134,11 +135,8 @@ class InstanceMemory:
         """Reserve the KV of one more grant; a swapped call gets its pages back."""
         call = run.view.call
         tokens = call.prompt_tokens + min(run.view.generated_tokens + grant, run.output_tokens)
-        spans, held = self._forest.spans(run.node, tokens), run.spans
-        if run.swapped:
-            done = self._allocate(lambda cache: cache.acquire(spans, now_s), now_s)
-        else:
-            done = self._allocate(lambda cache: cache.extend(held, spans, now_s), now_s)
+        spans, held = self._forest.spans(run.node, tokens), () if run.swapped else run.spans
+        done = self._allocate(held, spans, now_s)
         if done:
             run.spans, run.swapped = spans, False
         return done
@@ -147,21 +145,31 @@ class InstanceMemory:
         """Tokens of an in-flight call's context that the registry holds."""
         return self._registry.match(run.view.call.key.model, self._forest.spans(run.node, run.context_tokens))
 
-    def _allocate(self, attempt: Callable[[DeviceCache], bool], now_s: float) -> bool:
-        """Take pages around the chunk that staging is writing; staged chunks that they overlap are dirty."""
+    def _allocate(self, held: Spans, spans: Spans, now_s: float) -> bool:
+        """Lock ``spans`` in place of ``held``; staged chunks that new pages overlap are dirty."""
+        cache, staging = self._cache, self._staging
+        assert cache is not None and staging is not None
+        if cache.pool.stays_below(staging.reach_page, -(-spans[-1][2] // cache.page_tokens)):
+            done = cache.extend(held, spans, now_s)
+        else:
+            done = self._allocate_in_tail(held, spans, now_s)
+        staging.dirty(cache.take_new_extents())
+        return done
+
+    def _allocate_in_tail(self, held: Spans, spans: Spans, now_s: float) -> bool:
+        """Take pages around the chunk that staging is writing, or give that chunk up if there is no other room."""
         cache, staging = self._cache, self._staging
         assert cache is not None and staging is not None
         self._advance_staging(now_s)
         writing = staging.in_flight_pages
         if writing is not None:
             cache.pool.block(*writing)
-        done = attempt(cache)
+        done = cache.extend(held, spans, now_s)
         if writing is not None:
             cache.pool.unblock(*writing)
             if not done:
                 staging.cancel_in_flight()
-                done = attempt(cache)
-        staging.dirty(cache.take_new_extents())
+                done = cache.extend(held, spans, now_s)
         return done
 
     def finish(self, run: Run, now_s: float) -> None:
@@ -251,7 +259,6 @@ class InstanceMemory:
         page_bytes = max(1, numbers.kv_bytes_per_token * hardware.page_tokens // numbers.layers)
         self._staging = StagingMap(numbers.layers, hardware.chunk_bytes, regions.kv_pages, page_bytes)
         self._evictions_seen = (0, self._registry.evictions)
-        self._staged_at_s = now_s
 
     @property
     def staged_model(self) -> str | None:
@@ -260,7 +267,7 @@ class InstanceMemory:
     def stage(self, model: str, rate: float, now_s: float) -> None:
         assert self._staging is not None and self._cache is not None
         self._staging.begin(model, self._numbers[model].weight_bytes, self._cache.pool.high_water)
-        self._staged_at_s = now_s
+        self._staging_since_s, self._staging_offered_bytes = now_s, 0
         self._staging_bytes_per_s = rate * self._hardware.staging_bytes_per_s
 
     def unstage(self) -> None:
@@ -271,8 +278,10 @@ class InstanceMemory:
         staging = self._staging
         if staging is None or staging.target is None or self._cache is None:
             return
-        staging.advance(int((now_s - self._staged_at_s) * self._staging_bytes_per_s), self._cache.pool.high_water)
-        self._staged_at_s = now_s
+        # The link's bytes since the target was set, so that it does not matter how often anybody looks.
+        offered = int((now_s - self._staging_since_s) * self._staging_bytes_per_s)
+        staging.advance(offered - self._staging_offered_bytes, self._cache.pool.high_water)
+        self._staging_offered_bytes = offered
 
     def coverage(self, model: str, now_s: float) -> float:
         """Share of ``model``'s weights that is staged clean by now."""
@@ -366,7 +375,9 @@ class InstanceMemory:
         numbers = self._numbers[self._active]
         return numbers.weight_bytes, self._cache.resident_tokens * numbers.kv_bytes_per_token, self._staging.clean_bytes
 
-    def slack_bytes(self) -> int:
+    def slack_bytes(self, now_s: float) -> int:
+        """Bytes of the active model's KV region that could still take staged weights."""
+        self._advance_staging(now_s)
         return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0
 
     def host_kv_bytes(self) -> int:

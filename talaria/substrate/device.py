@@ -5,12 +5,12 @@ Ranks are symmetric, so one cache stands for all of them. Idle prefixes stay unt
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from talaria.substrate.pages import Extent, PagePool
 from talaria.substrate.prefix import PrefixForest, Spans
-from talaria.substrate.radix import Entry, PageTree, page_steps
+from talaria.substrate.radix import Entry, PageTree, Step, page_steps
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +81,10 @@ class DeviceCache:
 
         False, with nothing changed, if even evicting everything idle would not make room.
         """
+        return self._lock(page_steps(spans, self.page_tokens, partial=True), now_s)
+
+    def _lock(self, steps: Sequence[Step], now_s: float) -> bool:
         tree, pool = self._tree, self.pool
-        steps = page_steps(spans, self.page_tokens, partial=True)
         missing, idle = tree.shortfall(steps, 1)
         lacking = missing - pool.free_pages
         if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
@@ -96,9 +98,13 @@ class DeviceCache:
 
     def extend(self, held: Spans, spans: Spans, now_s: float) -> bool:
         """Turn a lock of ``held`` into one of the longer path ``spans``; False, with nothing changed, if impossible."""
-        if not self.acquire(spans, now_s):
+        old, new = page_steps(held, self.page_tokens, partial=True), page_steps(spans, self.page_tokens, partial=True)
+        if old == new:
+            self._tree.touch(old, now_s)
+            return True
+        if not self._lock(new, now_s):
             return False
-        self._tree.unhold(page_steps(held, self.page_tokens, partial=True), now_s)
+        self._tree.unhold(old, now_s)
         return True
 
     def release(self, spans: Spans, keep_tokens: int, now_s: float) -> None:

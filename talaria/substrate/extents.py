@@ -144,6 +144,14 @@ class ExtentSet:
             return self.total
         return sum(count for _, count in self.within(0, end))
 
+    def has_below(self, end: int, count: int) -> bool:
+        """Whether at least ``count`` members are less than ``end``."""
+        for start, stop in zip(self._starts, self._ends, strict=True):
+            if count <= 0 or start >= end:
+                break
+            count -= min(stop, end) - start
+        return count <= 0
+
     def run_end(self, at: int) -> int:
         """The first number from ``at`` on that is not a member (``at`` itself if it is none)."""
         index = bisect_right(self._starts, at) - 1

@@ -46,12 +46,18 @@ class PagePool:
     @property
     def high_water(self) -> int:
         """One past the highest page in use now; from here on the region is clean."""
+        if not self._blocked.total:
+            return self._free.run_start(self.total)
         top = self.total
         while True:
             lower = self._blocked.run_start(self._free.run_start(top))
             if lower == top:
                 return top
             top = lower
+
+    def stays_below(self, page: int, pages: int) -> bool:
+        """Whether an allocation of ``pages`` is possible now and would take none from ``page`` on."""
+        return self._free.has_below(page, pages)
 
     def alloc(self, pages: int) -> list[Extent]:
         """The ``pages`` lowest free pages, as extents in order (SPEC §5.3).

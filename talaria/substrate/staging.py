@@ -50,6 +50,9 @@ class StagingMap:
         self.target = target
         self.weight_bytes = weight_bytes
         self._chunks = -(-weight_bytes // self.chunk_bytes)
+        rows = -(-self._chunks // self.layers)
+        self.reach_page = max(0, self._layer_bytes - rows * self.chunk_bytes) // self.page_bytes
+        """The target's chunks lie in the pages from here on, however many are staged."""
         self._clean = ExtentSet()
         self._dirty = ExtentSet()
         self._in_flight: int | None = None
@@ -141,6 +144,8 @@ class StagingMap:
             if writing and first < sum(writing) and writing[0] < first + count:
                 raise ValueError(f"pages [{first}, {first + count}) overlap the chunk in flight")
             self.tail_first_page = max(self.tail_first_page, first + count)
+            if first + count <= self.reach_page:
+                continue
             low_row = (self._layer_bytes - (first + count) * self.page_bytes) // self.chunk_bytes
             high_row = (self._layer_bytes - first * self.page_bytes - 1) // self.chunk_bytes
             for start, chunks in self._clean.take_range(low_row * self.layers, (high_row + 1) * self.layers):
