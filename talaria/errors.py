@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_SHOWN = 30  # of a registry's names; a trace can have thousands of sessions
+
 
 class InputError(Exception):
     """Bad input. ``str(error)`` is one line: where, what, what is allowed, how to fix.
@@ -27,4 +29,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str], *, where: str = "")
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     fix = f"did you mean {near[0]!r}?" if near else ""
-    return InputError(f"unknown {kind} {name!r}", where=where, allowed=", ".join(names), fix=fix)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return InputError(f"unknown {kind} {name!r}", where=where, allowed=", ".join(names[:_SHOWN]) + more, fix=fix)

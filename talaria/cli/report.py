@@ -14,9 +14,18 @@ DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A run di
 app = typer.Typer(add_completion=False)
 
 
+CallOption = Annotated[
+    str | None,
+    typer.Option("--call", metavar="SESSION[:TURN]", help="Say why the session's calls went where they went (a run with --decisions)."),
+]
+
+
 @app.command()
-def report(directory: DirectoryArgument, json: JsonOption = False) -> None:
-    """Show a run directory's numbers and write its report.html anew."""
+def report(directory: DirectoryArgument, call: CallOption = None, json: JsonOption = False) -> None:
+    """Show a run directory's numbers and write its report.html anew, or explain the placement of calls."""
+    if call is not None:
+        _explain(directory, call)
+        return
     from talaria.cli.console import note, show_document
     from talaria.report import tables
     from talaria.report.files import rebuild_report
@@ -24,3 +33,19 @@ def report(directory: DirectoryArgument, json: JsonOption = False) -> None:
 
     note(f"report: {rebuild_report(directory)}")
     show_document(read_run_document(directory / "run.json"), tables.run_table, as_json=json)
+
+
+def _explain(directory: Path, wanted: str) -> None:
+    from talaria.errors import InputError
+    from talaria.report.placements import placements
+
+    log = directory / "decisions.jsonl"
+    if not log.exists():
+        raise InputError("has no decisions.jsonl", where=str(directory), fix="run again with --out DIR --decisions")
+    session, colon, turn = wanted.rpartition(":")
+    if not colon or not turn.isdecimal():
+        session, turn = wanted, ""
+    for call, explanation in placements(log, session, int(turn) if turn else None):
+        where = f"{call.key.session} line {call.key.line} turn {call.turn}"
+        typer.echo(f"{where}: {call.prompt_tokens:,} prompt tokens, {call.reusable_tokens:,} reusable")
+        typer.echo(explanation.text())

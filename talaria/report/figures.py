@@ -72,7 +72,8 @@ def sct_by_configuration(runs: Runs) -> Any:
             whiskerprops={"color": colour},
             capprops={"color": colour},
         )
-        axes.annotate(f"{median_s:,.0f} s" if median_s >= 100 else f"{median_s:.3g} s", (median_s, row - 0.34), ha="center", va="bottom", fontsize=8.5)
+        label = f"{median_s:,.0f} s" if median_s >= 100 else f"{median_s:.3g} s"
+        axes.annotate(label, (median_s, row - 0.34), ha="center", va="bottom", fontsize=8.5)
     axes.set(title="Session completion time by configuration", xlabel="SCT, s (box: quartiles, whiskers: 5 % and 95 %)", xscale="log")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.35, -0.7)

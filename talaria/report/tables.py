@@ -37,13 +37,13 @@ COMPARED = (
 )  # fmt: skip
 SWEPT = ("same_instance_return", "residency_hit", "model_opens", "unused_lease", "return_ttft_p50_s", "return_ttft_p95_s", "sct_p50_s")
 HEADINGS = {
-    "same_instance_return": "same instance",
-    "residency_hit": "residency hit",
+    "same_instance_return": "same\ninstance",
+    "residency_hit": "residency\nhit",
     "model_opens": "opens",
-    "unused_lease": "unused lease",
-    "return_ttft_p50_s": "TTFT p50 of returns, s",
-    "return_ttft_p95_s": "TTFT p95 of returns, s",
-    "sct_p50_s": "SCT p50, s",
+    "unused_lease": "unused\nlease",
+    "return_ttft_p50_s": "return TTFT\np50, s",
+    "return_ttft_p95_s": "return TTFT\np95, s",
+    "sct_p50_s": "SCT\np50, s",
 }
 
 
@@ -109,15 +109,15 @@ def compare_table(document: Document) -> Any:
 
 
 def sweep_table(document: Document) -> Any:
-    """``talaria.sweep/1``: one row per value, each metric with the half width of its 95 % interval."""
-    table = _table(f"{document['scenario']} · {document['config']} · {_seeds(document['seeds'])} · mean ± 95 % over seeds")
+    """``talaria.sweep/1``: one row per value; below each mean the half width of its 95 % interval. Fits 80 columns."""
+    table = _table(f"{document['scenario']} · {document['config']} · {_seeds(document['seeds'])} · second line: 95 % over seeds")
     for knob in document["knob"].split(","):
         table.add_column(knob, justify="right", no_wrap=True)
     for metric in SWEPT:
         table.add_column(HEADINGS[metric], justify="right")
     for point in document["points"]:
         values = point["value"] if isinstance(point["value"], list) else [point["value"]]
-        cells = [with_margin(point["metrics"][metric], point["spread"][metric]["ci95"]) for metric in SWEPT]
+        cells = [_two_lines(with_margin(point["metrics"][metric], point["spread"][metric]["ci95"])) for metric in SWEPT]
         table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in values), *cells)
     return table
 
@@ -139,6 +139,11 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _negated(value: float | None) -> float | None:
     return None if value is None else -value + 0.0
+
+
+def _two_lines(text: str) -> str:
+    mean, sign, margin = text.partition("±")
+    return f"{mean}\n[dim]{sign}{margin}[/]" if sign else mean
 
 
 def _signed(mean: float | None, interval: Sequence[float | None]) -> str:

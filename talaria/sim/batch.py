@@ -15,12 +15,12 @@ from typing import Self
 
 from talaria import __version__
 from talaria.policy.knobs import as_dict
+from talaria.report.declog import DecisionLog
 from talaria.report.document import Document, Host, run_document
 from talaria.report.files import RunDirectory
 from talaria.report.metrics import metrics
 from talaria.report.record import RunRecord
 from talaria.report.statistics import SeedResult, sct_by_session
-from talaria.sim.declog import DecisionLog
 from talaria.sim.parallel import ordered_map
 from talaria.sim.run import RunPlan, beyond_evidence, simulate
 

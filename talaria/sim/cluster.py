@@ -16,6 +16,7 @@ from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import RoundSummary
 from talaria.policy.router import Overloaded, Routed, Router, Usage
 from talaria.policy.snapshot import InstanceSnapshot
+from talaria.report.declog import DecisionLog
 from talaria.report.record import (
     FLAG_AVOIDABLE,
     FLAG_LEASE_HIT,
@@ -34,7 +35,6 @@ from talaria.report.record import (
     REASONS,
     RunRecord,
 )  # fmt: skip
-from talaria.sim.declog import DecisionLog
 from talaria.sim.engine import Run
 from talaria.sim.instance import CallTruth, SimInstance, SwitchRecord
 from talaria.sim.prefixes import PromptBook

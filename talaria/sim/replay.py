@@ -6,7 +6,7 @@ Zero differences for a log that the GPU backend wrote prove that both worlds run
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from talaria.errors import InputError, unknown_name
 from talaria.policy.codec import CODEC, CodecError, Json
 from talaria.policy.router import ROUTERS, Router
 from talaria.policy.slots import SlotScheduler
-from talaria.sim.declog import SCHEMA
+from talaria.report.declog import SCHEMA, read_log
 
 KEPT = 5
 """How many differences are kept to be shown; all are counted."""
@@ -89,7 +89,7 @@ def replay(path: Path) -> Differences:
     Raises InputError with file and line if the log is unreadable, of another schema, or holds a record that no policy takes.
     A policy that raises on a well-formed input counts as a difference and ends the replay: nothing after it can be compared.
     """
-    lines = _lines(path)
+    lines = read_log(path)
     policies = _opened(path, next(lines, None))
     found = Differences()
     for number, record in lines:
@@ -122,19 +122,6 @@ def _opened(path: Path, first: tuple[int, Json] | None) -> _Policies:
         raise InputError(f"the header does not describe the policies: {error}", where=where) from None
     except InputError as error:
         raise InputError(error.what, where=where, allowed=error.allowed, fix=error.fix) from None
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Json]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as error:
-                    what = f"is no JSON: {error.msg}" if line.endswith("\n") else "the log breaks off in the middle of a record"
-                    raise InputError(what, where=f"{path}:{number}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), allowed=f"a decision log ({SCHEMA}, JSONL in UTF-8)") from None
 
 
 def _decode_arguments(arguments: dict[str, Json]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from talaria.policy.router import ROUTERS, LeaseCounts
 from talaria.policy.snapshot import Capabilities
 from talaria.profiles import Profile
 from talaria.profiles import load as load_profile
+from talaria.report.declog import DecisionLog
 from talaria.report.record import RunRecord, hbm_columns, phase_columns
 from talaria.sim.cluster import Cluster, ConservationError
 from talaria.sim.config import Config
-from talaria.sim.declog import DecisionLog
 from talaria.sim.instance import Ground, SimInstance
 from talaria.sim.memory import InstanceMemory, layouts
 from talaria.sim.noise import Factors

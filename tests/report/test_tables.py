@@ -63,7 +63,7 @@ def test_differences_are_shown_against_the_first_configuration() -> None:
 
 
 def test_a_sweep_has_one_row_per_value_and_one_column_per_knob() -> None:
-    rows = [line.split()[:2] for line in sweep(("tau", "nu"), [(0.0, 1.0), (0.5, 20.0)]).splitlines()]
+    rows = [line.split()[:2] for line in sweep(("tau", "nu"), [(0.0, 1.0), (0.5, 20.0)]).splitlines() if "±" not in line]
     assert rows[-2:] == [["0", "1"], ["0.5", "20"]]
 
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.errors import InputError
+from talaria.report.declog import DecisionLog
 from talaria.sim.config import CONFIGS
-from talaria.sim.declog import DecisionLog
 from talaria.sim.replay import KEPT, replay
 from talaria.sim.run import simulate
 from tests.sim.small import small_plan

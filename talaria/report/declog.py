@@ -1,19 +1,21 @@
 """The decision log: every input of the router and the slot schedulers, and what they answered, one JSON object a line.
 
 The first line is the header; it rebuilds the policies. Values are written by ``policy/codec.py``, so that
-``replay.replay`` can feed the same inputs through the policy again and demand the same answers (DESIGN, "One call's way through").
+the same inputs can be fed through the policy again and must get the same answers (DESIGN, "One call's way through"). Both
+worlds write it; ``talaria-sim replay-decisions`` reads it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from talaria.policy.codec import CODEC
+from talaria.errors import InputError
+from talaria.policy.codec import CODEC, Json
 from talaria.policy.instance import Command, EngineView, Event
 
 SCHEMA = "talaria.decisions/1"
@@ -83,3 +85,17 @@ class DecisionLog:
 
 def _encode_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: CODEC.encode(value) for name, value in arguments.items()}
+
+
+def read_log(path: Path) -> Iterator[tuple[int, Json]]:
+    """(line number, record) of a log, the header first. Raises InputError with file and line where it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield number, json.loads(line)
+                except json.JSONDecodeError as error:
+                    what = f"is no JSON: {error.msg}" if line.endswith("\n") else "the log breaks off in the middle of a record"
+                    raise InputError(what, where=f"{path}:{number}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(path), allowed=f"a decision log ({SCHEMA}, JSONL in UTF-8)") from None
