@@ -47,7 +47,7 @@ def fair_order(items: Sequence[CallView]) -> Sequence[CallView]:
 
 def choose(
     items: Iterable[CallView], timing: Timing, *, budget_s: float, free_kv_tokens: int, room: int, output_tokens: int,
-    oversize: bool = False, empty: bool = False,
+    decode_steps: float = 0.0, oversize: bool = False, empty: bool = False,
 ) -> Batch:  # fmt: skip
     """Take ``items`` in order while their predicted time, KV and number fit.
 
@@ -55,10 +55,12 @@ def choose(
     batch, so that a large call is not overtaken for ever. With ``oversize`` the first call is taken alone even if it
     exceeds ``budget_s``: no slot would ever fit it. With ``empty`` (nothing in flight) also if it exceeds the KV: only
     the engine can say whether it ever fits. ``free_kv_tokens`` counts idle prefixes as free, the calls' own too.
+    Each call also slows the ``decode_steps`` that are promised within the budget, as far as its sequence and context do.
     """
     taken: list[CallView] = []
     costs_s: list[float] = []
     cost_s = 0.0
+    slower_s, slower_s_per_token = decode_steps * timing.decode_s_per_sequence, decode_steps * timing.decode_s_per_context_token
     for item in items:
         if len(taken) >= room:
             break
@@ -67,12 +69,14 @@ def choose(
         if needed > free_kv_tokens and not (empty and not taken):
             break
         work_s = admission_s(timing, item)
-        if cost_s + work_s > budget_s:
+        needed_s = work_s + slower_s + slower_s_per_token * item.call.prompt_tokens
+        if needed_s > budget_s:
             if oversize and not taken:
                 return Batch((item,), (work_s,), work_s, oversize=True)
             continue
         taken.append(item)
         costs_s.append(work_s)
         cost_s += work_s
+        budget_s -= needed_s
         free_kv_tokens -= needed
     return Batch(tuple(taken), tuple(costs_s), cost_s) if taken else EMPTY

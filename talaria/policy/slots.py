@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from talaria.policy.batches import Batch, choose, fair_order, is_sp_eligible
+from talaria.policy.batches import EMPTY, Batch, choose, fair_order, is_sp_eligible
 from talaria.policy.instance import (
     Admit,
     Arrived,
@@ -384,27 +384,27 @@ class SlotScheduler:
         """P: in-flight calls first (their decode is protected), then ordinary waiting work within what is left."""
         steps = slot.plan.protected_steps
         free_kv = model.free_kv_tokens
-        protected_s = 0.0
+        begins_s = now_s  # decode of this slot, behind what comes before it
+        for item in model.held.values():
+            context = item.call.prompt_tokens + item.generated_tokens
+            begins_s += model.timing.swap_s_per_token * context
+            free_kv -= context + steps
         if model.held:
-            swap_s = 0.0
-            for item in model.held.values():
-                context = item.call.prompt_tokens + item.generated_tokens
-                swap_s += model.timing.swap_s_per_token * context
-                free_kv -= context + steps
-            protected_s = swap_s + steps * step_s(model)
             commands.append(Resume(tuple((call_id, steps) for call_id in model.held)))
+        batch = EMPTY
         waiting = [item for call_id, item in model.waiting.items() if call_id not in slot.rejected]
         if waiting:
-            if not model.held:
-                protected_s = steps * step_s(model, 1, waiting[0].call.prompt_tokens)
             room = view.capabilities.max_running - len(model.held) - len(model.running)
             batch = choose(
-                self._p_order(waiting), model.timing, budget_s=slot.ends_s - now_s - protected_s, free_kv_tokens=free_kv, room=room,
-                output_tokens=steps, oversize=True, empty=not model.held and not model.running,
+                self._p_order(waiting), model.timing, budget_s=slot.ends_s - begins_s - steps * step_s(model), free_kv_tokens=free_kv,
+                room=room, output_tokens=steps, decode_steps=steps, oversize=True, empty=not model.held and not model.running,
             )  # fmt: skip
             self._forward(slot, model, batch, "P", steps, now_s, commands)
-        slot.promised_until_s = max(slot.promised_until_s, now_s + slot.batch_predicted_s * bool(slot.pending) + protected_s)
-        return bool(slot.pending) or bool(model.held)
+        if not batch.calls and not model.held:
+            return False
+        pace_s = step_s(model, len(batch.calls), sum(item.call.prompt_tokens for item in batch.calls))
+        slot.promised_until_s = max(slot.promised_until_s, begins_s + batch.cost_s + steps * pace_s)
+        return True
 
     def _p_order(self, waiting: list[CallView]) -> list[CallView]:
         """Calls that have waited too many rounds first, then tenants in turn, each in order of arrival."""
@@ -423,20 +423,21 @@ class SlotScheduler:
             return False
         if self._knobs.sp_order == "cheapest":
             eligible.sort(key=lambda item: admission_s(model.timing, item))
-        one_step_s = step_s(model, len(eligible), eligible[0].call.prompt_tokens)
-        budget_s = slot.ends_s - max(now_s, slot.promised_until_s) - one_step_s
+        pace_s = step_s(model)
+        promised_steps = max(0.0, slot.promised_until_s - now_s) / pace_s
         room = view.capabilities.max_running - len(model.running) - len(model.held)
         batch = choose(
-            fair_order(eligible), model.timing, budget_s=budget_s, free_kv_tokens=model.free_kv_tokens, room=room,
-            output_tokens=slot.plan.protected_steps,
+            fair_order(eligible), model.timing, budget_s=slot.ends_s - now_s - (promised_steps + 1.0) * pace_s,
+            free_kv_tokens=model.free_kv_tokens, room=room, output_tokens=slot.plan.protected_steps, decode_steps=promised_steps + 1.0,
         )  # fmt: skip
         if not batch.calls:
             return False
+        one_step_s = step_s(model, len(batch.calls), sum(item.call.prompt_tokens for item in batch.calls))
         left_s = slot.ends_s - now_s - batch.cost_s
         steps = max(1, min(slot.plan.protected_steps, int(left_s / one_step_s)))
         self._forward(slot, model, batch, "SP", steps, now_s, commands)
-        ours_s = now_s + batch.cost_s + one_step_s * min(steps, max(_expected_left(item) for item in batch.calls))
-        slot.promised_until_s = min(slot.ends_s, max(slot.promised_until_s + batch.cost_s, ours_s))
+        own_steps = min(steps, max(_expected_left(item) for item in batch.calls))
+        slot.promised_until_s = min(slot.ends_s, now_s + batch.cost_s + one_step_s * max(promised_steps, own_steps))
         return True
 
     def _forward(

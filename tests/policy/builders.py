@@ -105,8 +105,8 @@ class ModelHost:
     """So many of the next forwarded calls are refused."""
     lease_s: float = 0.0
     """Completed calls are leased for so long."""
-    watch: Callable[[SlotScheduler], None] = lambda scheduler: None
-    """Called after every step."""
+    watch: Callable[[ModelHost, Done], None] = lambda host, step: None
+    """Called after every step, before its commands are carried out."""
 
     def __post_init__(self) -> None:
         self.scheduler = SlotScheduler(self.knobs)
@@ -209,6 +209,11 @@ class ModelHost:
         if until_s < math.inf:
             self.now_s = until_s
 
+    @property
+    def promised_steps(self) -> int:
+        """Decode steps until the last grant given so far has run."""
+        return max(self._grants.values(), default=0)
+
     # --- what a test asks ------------------------------------------------------------------------------------------
 
     def commanded(self, *kinds: type) -> list[Any]:
@@ -243,7 +248,7 @@ class ModelHost:
             self.done.append(Done(self.now_s, event, commands))
             recent = self.done[-MOST_STEPS_AT_ONCE:]
             assert len(recent) < MOST_STEPS_AT_ONCE or recent[0].now_s < self.now_s, f"a livelock: {recent[-4:]}"
-            self.watch(self.scheduler)
+            self.watch(self, self.done[-1])
             self._tick_s = None
             for command in commands:
                 inbox.extend(self._execute(command))
