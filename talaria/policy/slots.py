@@ -48,6 +48,7 @@ from talaria.policy.rounds import RoundPlan, SlotPlan, activation_s, has_work, p
 from talaria.policy.snapshot import Residency
 
 _EPS_S = 1e-9
+_EPS_STEPS = 1e-6
 _STALL_RETRY_S = 1.0  # after a pass in which the engine took nothing of what waits
 UNLIMITED_STEPS = 1 << 20
 
@@ -434,7 +435,7 @@ class SlotScheduler:
             return False
         one_step_s = step_s(model, len(batch.calls), sum(item.call.prompt_tokens for item in batch.calls))
         left_s = slot.ends_s - now_s - batch.cost_s
-        steps = max(1, min(slot.plan.protected_steps, int(left_s / one_step_s)))
+        steps = max(1, min(slot.plan.protected_steps, _steps_within(left_s, one_step_s)))
         self._forward(slot, model, batch, "SP", steps, now_s, commands)
         own_steps = min(steps, max(_expected_left(item) for item in batch.calls))
         slot.promised_until_s = min(slot.ends_s, now_s + batch.cost_s + one_step_s * max(promised_steps, own_steps))
@@ -471,7 +472,7 @@ class SlotScheduler:
     def _regrant(self, slot: _Slot, model: ModelView, until_s: float, now_s: float, commands: list[Command]) -> None:
         """The slot stays open: its in-flight calls go on decoding meanwhile."""
         self._end_linger(slot, now_s)
-        steps = max(1, int((until_s - now_s) / step_s(model)))
+        steps = max(1, _steps_within(until_s - now_s, step_s(model)))
         slot.promised_until_s = max(slot.promised_until_s, now_s + steps * step_s(model))
         commands.append(Resume(tuple((call_id, steps) for call_id in model.held if call_id not in slot.rejected)))
 
@@ -614,6 +615,11 @@ def _expected_left(item: CallView) -> int:
     if expected is None:
         return UNLIMITED_STEPS
     return max(1, expected - item.generated_tokens)
+
+
+def _steps_within(seconds: float, step_s: float) -> int:
+    """Whole decode steps in ``seconds``; a number of steps that went into ``seconds`` comes out of it."""
+    return int(seconds / step_s + _EPS_STEPS)
 
 
 def _decode_since(model: ModelView, work: tuple[float, int, int, int]) -> tuple[float, float]:
