@@ -48,7 +48,7 @@ class ModelColumns:
         self.queued_s: Vector = np.zeros(instances)
         """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""
         self.kv_room_tokens: Vector = np.full(instances, -1.0)
-        """Negative where the instance does not serve the model."""
+        """For a new call of the model; negative where the instance does not serve it."""
         self.open_price_s: Vector = np.full(instances, -inf)
         """Right side of Eq. 2; -inf where no replica need be opened."""
         self.closed: set[int] = set()
@@ -104,9 +104,11 @@ class Fleet:
         self.snapshots[i] = snapshot
         self.healthy[i] = snapshot.healthy
         self.fresh_until_s[i] = now_s + self._knobs.stale_after_s if snapshot.healthy else -inf
+        seen_calls = 0
         for name, model in snapshot.models.items():
             self._write(i, name, snapshot, model)
-        self._seen_calls[i] = sum(model.queued + model.in_flight for model in snapshot.models.values())
+            seen_calls += model.queued + model.in_flight
+        self._seen_calls[i] = seen_calls
         self._write_room(i, snapshot)
         return True
 
@@ -164,14 +166,6 @@ class Fleet:
             return True
         return self._overlay.load(self.ids[instance], name).calls > 0
 
-    def kv_room(self, instance: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> float:
-        """KV tokens for a new call of the model; before it is open, any number where the weights fit; -1: not served."""
-        if not self.serves(instance, name):
-            return -1.0
-        if model.residency is Residency.ABSENT:
-            return inf if model.weight_bytes <= snapshot.hbm_capacity_bytes else -1.0
-        return max(0.0, model.free_kv_tokens - self._overlay.load(self.ids[instance], name).kv_tokens)
-
     def queued_s(self, instance: int, name: str, model: ModelSnapshot) -> float:
         """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""
         return model.queued_work_s + self._overlay.work_s(self.ids[instance], name) + self._risk_s[instance]
@@ -211,7 +205,13 @@ class Fleet:
 
     def _write_load(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot, columns: ModelColumns) -> None:
         columns.queued_s[i] = self.queued_s(i, name, model)
-        columns.kv_room_tokens[i] = self.kv_room(i, name, snapshot, model)
+        if self._hot[i] and not self.serves(i, name):
+            room = -1.0
+        elif model.residency is Residency.ABSENT:  # before it is open, any number where the weights fit
+            room = inf if model.weight_bytes <= snapshot.hbm_capacity_bytes else -1.0
+        else:
+            room = max(0.0, model.free_kv_tokens - self._overlay.load(self.ids[i], name).kv_tokens)
+        columns.kv_room_tokens[i] = room
 
     def _write_room(self, i: int, snapshot: InstanceSnapshot) -> None:
         calls, work_s = self._overlay.total(self.ids[i])

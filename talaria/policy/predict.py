@@ -14,15 +14,16 @@ _MAX_RATIO = 4.0  # one odd round (a stall, a restart) must not move a belief fu
 
 def split_prompt(call: CallView) -> tuple[int, int, int, int]:
     """(device, host, recomputed, new) tokens of the call's prompt; they always add up to the prompt."""
-    prompt, cached = call.call.prompt_tokens, call.device_tokens + call.host_tokens
-    lost = max(0, call.call.reusable_tokens - cached)
-    return call.device_tokens, call.host_tokens, lost, prompt - cached - lost
+    device, host, request = call.device_tokens, call.host_tokens, call.call
+    lost = max(0, request.reusable_tokens - device - host)
+    return device, host, lost, request.prompt_tokens - device - host - lost
 
 
 def admission_s(timing: Timing, call: CallView) -> float:
     """Predicted seconds of restore and prefill if ``call`` were admitted now (Eq. 3's T_prefill + T_restore)."""
     device, host, lost, new = split_prompt(call)
-    return timing.restore_s(host) + timing.prefill_s(new, device + host, lost)
+    prefill_s = timing.prefill_s(new, device + host, lost)
+    return timing.restore_s(host) + prefill_s if host else prefill_s
 
 
 class Predictor:
@@ -53,6 +54,4 @@ class Predictor:
                     moved = True
             if moved:
                 prefill, decode, switch = scale
-                self._timing[slot.model] = self._profiles[slot.model].scaled(
-                    prefill=prefill, restore=prefill, decode=decode, switch=switch
-                )
+                self._timing[slot.model] = self._profiles[slot.model].scaled(prefill=prefill, restore=prefill, decode=decode, switch=switch)

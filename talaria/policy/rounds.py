@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from talaria.policy.instance import EngineView, ModelView
@@ -56,16 +56,19 @@ def activation_s(view: EngineView, name: str) -> float:
 def step_s(model: ModelView, extra: int = 0, extra_context_tokens: int = 0) -> float:
     """t_D,m: the predicted decode step with all in-flight calls of the model, and ``extra`` more, in the batch."""
     context = extra_context_tokens
-    for calls in (model.running, model.held):
-        for item in calls.values():
-            context += item.call.prompt_tokens + item.generated_tokens
-    batch = len(model.running) + len(model.held) + extra
-    return model.timing.step_s(max(1, batch), context)
+    for item in model.running.values():
+        context += item.call.prompt_tokens + item.generated_tokens
+    for item in model.held.values():
+        context += item.call.prompt_tokens + item.generated_tokens
+    return model.timing.step_s(len(model.running) + len(model.held) + extra or 1, context)
 
 
 def queued_work_s(model: ModelView) -> float:
     """Predicted prefill and restore seconds of the calls that wait for the model."""
-    return sum(admission_s(model.timing, item) for item in model.waiting.values())
+    work_s = 0.0
+    for item in model.waiting.values():
+        work_s += admission_s(model.timing, item)
+    return work_s
 
 
 def protected_steps(round_s: float, t_tpot_s: float) -> int:
@@ -91,7 +94,8 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
     if view.active is None:
         return wanted
     first = names.index(view.active) + (1 if continuing else 0)
-    return sorted(wanted, key=lambda name: (names.index(name) - first) % len(names))
+    before = set(names[:first])
+    return [name for name in wanted if name not in before] + [name for name in wanted if name in before]
 
 
 def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0) -> RoundPlan:
@@ -111,14 +115,25 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
         model = view.models[name]
         one_step_s = step_s(model)
         decode_s = steps * one_step_s if has_work(model) else 0.0
-        plan = SlotPlan(name, switch_s, steps, queued_work_s(model) + decode_s)
-        slots.append(plan)
+        demand_s = queued_work_s(model) + decode_s
+        slots.append(SlotPlan(name, switch_s, steps, demand_s))
         infeasible |= one_step_s >= knobs.t_tpot_s
         protected_s += decode_s
         switch_total_s += switch_s
-        predicted_s += switch_s + plan.demand_s
+        predicted_s += switch_s + demand_s
     infeasible |= protected_s + switch_total_s > bound_s
     return RoundPlan(tuple(slots), full_bound_s, bound_s, predicted_s, infeasible)
+
+
+def round_load_s(view: EngineView, order: Sequence[str], knobs: Knobs, queued_s: Mapping[str, float]) -> float:
+    """What ``plan_round`` would predict, given every model's ``queued_work_s``: snapshots need no more of the plan."""
+    steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
+    load_s = 0.0
+    for name, switch_s in zip(order, _switches_s(view, order), strict=True):
+        model = view.models[name]
+        decode_s = steps * step_s(model) if has_work(model) else 0.0
+        load_s += switch_s + (queued_s[name] + decode_s)
+    return load_s
 
 
 def slot_budget_s(view: EngineView, plan: RoundPlan, position: int, left_s: float, knobs: Knobs) -> float:
@@ -146,13 +161,10 @@ def _demand_s(model: ModelView, protected_steps: int) -> float:
 
 def _switches_s(view: EngineView, order: Sequence[str]) -> list[float]:
     """Predicted switch into each model of the round; none into the active one where it comes first."""
-    switches = []
-    for position, name in enumerate(order):
-        if name == view.active and position > 0:  # by then others have run
-            switches.append(view.models[name].timing.switch_s(0.0))
-        else:
-            switches.append(activation_s(view, name))
-    return switches
+    switches_s = [activation_s(view, name) for name in order]
+    if view.active is not None and view.active in order[1:]:  # by then others have run
+        switches_s[order.index(view.active)] = view.models[view.active].timing.switch_s(0.0)
+    return switches_s
 
 
 def _oldest_arrival_s(model: ModelView) -> float:

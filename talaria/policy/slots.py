@@ -44,7 +44,18 @@ from talaria.policy.instance import (
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
-from talaria.policy.rounds import RoundPlan, SlotPlan, activation_s, has_work, plan_round, queued_work_s, round_order, slot_budget_s, step_s
+from talaria.policy.rounds import (
+    RoundPlan,
+    SlotPlan,
+    activation_s,
+    has_work,
+    plan_round,
+    queued_work_s,
+    round_load_s,
+    round_order,
+    slot_budget_s,
+    step_s,
+)
 from talaria.policy.snapshot import Residency
 
 _EPS_S = 1e-9
@@ -441,9 +452,7 @@ class SlotScheduler:
         slot.promised_until_s = min(slot.ends_s, now_s + batch.cost_s + one_step_s * max(promised_steps, own_steps))
         return True
 
-    def _forward(
-        self, slot: _Slot, model: ModelView, batch: Batch, phase: str, steps: int, now_s: float, commands: list[Command]
-    ) -> None:
+    def _forward(self, slot: _Slot, model: ModelView, batch: Batch, phase: str, steps: int, now_s: float, commands: list[Command]) -> None:
         if not batch.calls:
             return
         commands.append(Admit(phase, tuple((item.call.id, steps) for item in batch.calls)))
@@ -588,8 +597,7 @@ class SlotScheduler:
         if view.capabilities.hot:
             load_s = sum(queued.values())
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s
-        order = round_order(view, self._knobs, continuing=True)
-        load_s = plan_round(view, order, self._knobs).predicted_s if order else 0.0
+        load_s = round_load_s(view, round_order(view, self._knobs, continuing=True), self._knobs, queued)
         round_, slot = self._round, self._slot
         if round_ is None:
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s

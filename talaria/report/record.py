@@ -6,8 +6,8 @@ error 6e-8), absolute times float64.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -31,30 +31,40 @@ KV_DEVICE, KV_HOST, KV_MISSING = 0, 1, 2
 
 
 class Columns:
-    """Append-only typed columns; ``append`` takes one value per column, in order."""
+    """Append-only typed columns; ``append`` takes one value per column, in order.
+
+    Rows are kept packed, one after the other: a row is written by one operation, however many columns there are.
+    """
 
     def __init__(self, **types: str) -> None:
         self.names = tuple(types)
-        self._arrays = tuple(array(code) for code in types.values())
-        self._appends = tuple(column.append for column in self._arrays)
+        self._codes = tuple(types.values())
+        self._rows = bytearray()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        row = Struct("<" + "".join(self._codes))
+        self.row_bytes = row.size
+        self._pack = row.pack
+        self._dtype = np.dtype([(name, "<" + code) for name, code in zip(self.names, self._codes, strict=True)])
 
     def append(self, *row: Any) -> None:
-        for add, value in zip(self._appends, row, strict=True):
-            add(value)
+        """Raises struct.error for a wrong number of values, or one that its column cannot hold."""
+        self._rows += self._pack(*row)
 
     def __len__(self) -> int:
-        return len(self._arrays[0])
+        return len(self._rows) // self.row_bytes
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
         """The column as an array (a copy: the column can go on growing)."""
-        return np.array(self._arrays[self.names.index(name)])
+        return np.frombuffer(self._rows, self._dtype)[name].copy()
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.names, self._arrays
+        return self.names, self._codes, self._rows
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.names, self._arrays = state
-        self._appends = tuple(column.append for column in self._arrays)
+        self.names, self._codes, self._rows = state
+        self._prepare()
 
 
 def call_columns() -> Columns:
@@ -70,7 +80,7 @@ def call_columns() -> Columns:
     )  # fmt: skip
 
 
-CALL_BYTES = sum(column.itemsize for column in call_columns()._arrays)
+CALL_BYTES = call_columns().row_bytes
 
 
 def round_columns() -> Columns:

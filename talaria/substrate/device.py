@@ -125,8 +125,11 @@ class DeviceCache:
         """Free everything: the region is released at a switch. Raises ValueError while anything is locked."""
         if self._tree.held_cost:
             raise ValueError(f"{self._tree.held_cost} pages are locked: release them before the region")
-        for entry in self._tree.clear():
-            self._free(entry, entry.end_page - entry.first_page)
+        entries = self._tree.clear()
+        self.pool.free_all()
+        if self._forest is not None:
+            for entry in entries:
+                self._forest.release(entry.node)
 
     def take_new_extents(self) -> list[Extent]:
         """Pages allocated since this was last asked: staged chunks that they overlap are dirty (SPEC §5.3)."""

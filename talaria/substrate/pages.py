@@ -82,6 +82,10 @@ class PagePool:
                 raise ValueError(f"[{first}, {end}) is not in use")
             self._free.add(first, count)
 
+    def free_all(self) -> None:
+        """Give every used page back."""
+        self._free = ExtentSet(*self._blocked.gaps(0, self.total))
+
     def block(self, first: int, count: int) -> None:
         """Keep allocations off free pages while an H2D write fills them. Raises ValueError if one is not free."""
         self._free.remove(first, count)

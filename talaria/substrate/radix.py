@@ -74,6 +74,8 @@ class PageTree(Generic[E]):
         """Of the pages under a hold; all others can be reclaimed, leaves first."""
         self._make = make
         self._queue: list[tuple[float, int, E]] = []
+        self._used: dict[E, None] = {}
+        """Entries used or uncovered since the queue was last needed, in order: most runs evict seldom or never."""
         self._numbered = 0
 
     def shortfall(self, steps: Sequence[Step], page_cost: int) -> tuple[int, int]:
@@ -94,13 +96,14 @@ class PageTree(Generic[E]):
 
     def hold(self, steps: Sequence[Step], page_cost: int, now_s: float) -> list[tuple[E, int]]:
         """Hold a path, with new pages where it has none. Returns (entry, new pages) for each entry that grew."""
+        entries, path = self.entries, []
         grown: list[tuple[E, int]] = []
         parent: E | None = None
         before = 0
         for key, first, end in steps:
-            entry = self.entries.get(key)
+            entry = entries.get(key)
             if entry is None:
-                entry = self.entries[key] = self._make(key, first, page_cost, parent)
+                entry = entries[key] = self._make(key, first, page_cost, parent)
                 if parent is not None:
                     parent.children[key] = before
                     if before > parent.needed:
@@ -113,8 +116,10 @@ class PageTree(Generic[E]):
             if end > entry.held:
                 self.held_cost += (end - entry.held) * entry.page_cost
                 entry.held = end
+            path.append(entry)
             parent, before = entry, end
-        self.touch(steps, now_s)
+        for entry, (_, _, end) in zip(path, steps, strict=True):
+            self._use(entry, end, now_s)
         return grown
 
     def unhold(self, steps: Sequence[Step], now_s: float) -> list[E]:
@@ -152,7 +157,7 @@ class PageTree(Generic[E]):
         if (end >= entry.end_page or not entry.children) and now_s > entry.last_use_s:
             entry.last_use_s = now_s
         if entry.end_page > entry.held:
-            self._enqueue(entry)
+            self._to_queue(entry)
 
     def trim(self, entry: E, end_page: int) -> int:
         """Cut an entry's tail down to ``end_page``, or to what holds and children need; returns its new end page.
@@ -170,6 +175,7 @@ class PageTree(Generic[E]):
 
     def _leave(self, entry: E) -> None:
         del self.entries[entry.key]
+        self._used.pop(entry, None)
         entry.queued = 0
         parent = entry.parent
         if parent is None:
@@ -179,7 +185,7 @@ class PageTree(Generic[E]):
             parent.needed = max(parent.children.values(), default=parent.first_page)
         above = self.entries[parent.key]
         above.last_use_s = max(above.last_use_s, entry.last_use_s)
-        self._enqueue(above)
+        self._to_queue(above)
 
     def reclaim(self, cost: int, spared: Collection[Hashable] = ()) -> list[tuple[E, int]]:
         """Cut at least ``cost`` from idle tails, least recently used first, page by page.
@@ -190,6 +196,9 @@ class PageTree(Generic[E]):
         cut: dict[E, int] = {}
         passed: list[E] = []
         while cost > 0:
+            for entry in self._used:
+                self._enqueue(entry)
+            self._used.clear()
             if not self._queue:
                 spared, waiting = (), passed
                 passed = []
@@ -217,8 +226,14 @@ class PageTree(Generic[E]):
         entries = list(self.entries.values())
         self.entries.clear()
         self._queue.clear()
+        self._used.clear()
         self.cost = self.held_cost = 0
         return entries
+
+    def _to_queue(self, entry: E) -> None:
+        """Remember to queue ``entry`` behind all others that are as old."""
+        self._used.pop(entry, None)
+        self._used[entry] = None
 
     def _enqueue(self, entry: E) -> None:
         if entry.end_page <= max(entry.held, entry.needed):

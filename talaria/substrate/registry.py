@@ -212,10 +212,9 @@ class HostRegistry:
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
         """The longest checkpointed position within ``end_tokens`` whose recurrent state is complete; 0 if none is."""
-        steps = self._steps(model, spans)
         for page in reversed(self._positions(0, end_tokens // self.page_tokens)):
-            key = next(key for key, _, end in steps if page <= end)
-            entry = self._tree.entries.get(key)
+            node = next(node for node, _, end in spans if page * self.page_tokens <= end)
+            entry = self._tree.entries.get((model, node))
             if entry is None or page not in entry.incomplete:
                 return page * self.page_tokens
         return 0
@@ -304,4 +303,3 @@ class HostRegistry:
     def _number(self) -> int:
         self._numbered += 1
         return self._numbered
-

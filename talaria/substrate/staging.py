@@ -86,6 +86,8 @@ class StagingMap:
             raise ValueError(f"nbytes={nbytes}: allowed 0 or more")
         if tail_first_page is not None:
             self.tail_first_page = tail_first_page
+        if self._clean.total == self._chunks:
+            return 0
         left = nbytes
         if self._in_flight is not None:
             left = self._fill(self._in_flight, left)
