@@ -208,8 +208,9 @@ class Cluster:
     def _submit(self, call: Call, live: _Live, index: int, routed: Routed) -> Event:
         instance = self._by_name[routed.instance]
         self._calls[call.id] = (live, index, routed)
-        self._tell_leases()
-        return instance.submit(call)
+        done = instance.submit(call)
+        self._tell_leases()  # after the return is there: a slot that lingers for it must not close in its face
+        return done
 
     def _overloaded(self, decision: Overloaded | Routed) -> None:
         """Act on a decision about a call that had no place: it waits on, goes to its instance at last, or is shed."""

@@ -181,12 +181,16 @@ class SimInstance:
         return self.view.healthy
 
     def lease_changed(self, key: LineKey, expires_s: float | None) -> None:
-        """A grant is only noted (an event of the same instant follows); an early end is an event of its own."""
-        leases = self.view.models[key.model].leases
+        """A grant is only noted (an event of the same instant follows). An early end is an event where a slot may linger for it.
+
+        While calls run the scheduler looks again at their next boundary anyway.
+        """
+        model = self.view.models[key.model]
+        leases = model.leases
         self.memory.protect(key, expires_s is not None)
         if expires_s is not None:
             leases[key] = (self._env.now, expires_s)
-        elif leases.pop(key, (0.0, 0.0))[1] > self._env.now:
+        elif leases.pop(key, (0.0, 0.0))[1] > self._env.now and key.model == self.view.active and not model.running:
             self._happened(LeaseChanged(key, None))
 
     def cancel(self, call_id: int) -> None:
