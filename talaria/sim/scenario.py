@@ -6,18 +6,26 @@ A scenario is a YAML file; the shipped ones lie in ``talaria/sim/scenarios``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError, unknown_name
+from talaria.sim.yamlfile import read_mapping
+from talaria.validation import parse
+from talaria.workload.reading import Name, Seconds
 
 _SHIPPED = Path(__file__).parent / "scenarios"
 
+PositiveSeconds = Annotated[Seconds, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Factor = Annotated[float, Field(ge=0.01, le=10)]
+Models = Annotated[tuple[Name, ...], Field(strict=False)]
+"""Strict otherwise; only a YAML list has to become a tuple."""
+
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class InstanceGroup(_Strict):
@@ -25,72 +33,64 @@ class InstanceGroup(_Strict):
 
     count: int = Field(default=1, ge=1, le=4096)
     pool: Literal["cold", "hot"] = "cold"
-    profile: str | None = None
+    profile: Name | None = None
     """Another profile than the scenario's."""
-    models: tuple[str, ...] | None = None
+    models: Annotated[Models, Field(min_length=1)] | None = None
     """What this group may run; a hot group pins the first. Default: all models of the scenario."""
-    opened: tuple[str, ...] | None = None
+    opened: Models | None = None
     """Models open at the start; default: as many as may be resident, in order, rotated from instance to instance."""
-    max_resident_models: int = Field(default=8, ge=1)
-    max_running: int = Field(default=256, ge=1)
+    max_resident_models: Count = 8
+    max_running: Count = 256
     inflight_kv: Literal["swap", "recompute"] = "swap"
 
 
 class BeliefError(_Strict):
     """A deliberate error of the policy's initial profile: its belief is truth times these factors."""
 
-    prefill: float = Field(default=1.0, gt=0, le=10)
-    decode: float = Field(default=1.0, gt=0, le=10)
-    restore: float = Field(default=1.0, gt=0, le=10)
-    switch: float = Field(default=1.0, gt=0, le=10)
+    prefill: Factor = 1.0
+    decode: Factor = 1.0
+    restore: Factor = 1.0
+    switch: Factor = 1.0
 
 
 class Telemetry(_Strict):
     """How snapshots travel: published when a slot opens and every ``heartbeat_s``, seen ``delay_s`` later."""
 
-    delay_s: float = Field(default=0.005, ge=0)
-    min_interval_s: float = Field(default=0.5, ge=0)
+    delay_s: Seconds = 0.005
+    min_interval_s: Seconds = 1.0
     """Slots that open sooner after the last snapshot wait for the heartbeat."""
-    heartbeat_s: float = Field(default=2.0, gt=0)
+    heartbeat_s: Annotated[Seconds, Field(ge=0.01)] = 4.0
 
 
 class Scenario(_Strict):
     """One experiment, complete but for configuration and seed."""
 
     schema_: Literal["talaria.scenario/1"] = Field(alias="schema")
-    name: str
+    name: Name
     about: str
-    profile: str
-    models: tuple[str, ...] = Field(min_length=1)
-    instances: tuple[InstanceGroup, ...] = Field(min_length=1)
+    profile: Name
+    models: Annotated[Models, Field(min_length=1)]
+    instances: tuple[InstanceGroup, ...] = Field(min_length=1, strict=False)
     workload: dict[str, Any]
     """``preset`` (and its overrides) or ``trace`` (a path); see ``workload/open.py``."""
-    gap_cap_s: float | None = Field(default=None, gt=0)
+    gap_cap_s: PositiveSeconds | None = None
     """Recorded gaps are capped at this in the replay."""
     arrivals: str = "closed_pool:5"
     knobs: dict[str, Any] = Field(default_factory=dict)
     """Knob values that belong to the experiment; the command line wins over them."""
-    open_s: float | None = Field(default=None, gt=0)
+    open_s: PositiveSeconds | None = None
     """Seconds of a full open here, in place of the profile's (which reads the checkpoint from disk)."""
-    warmup_s: float = Field(default=0.0, ge=0)
+    warmup_s: Seconds = 0.0
     """Calls enqueued before this are left out of every metric."""
     noise: bool = True
     """Seeded variation of ground-truth durations, by the profile's coefficients."""
     belief_error: BeliefError = BeliefError()
     telemetry: Telemetry = Telemetry()
-    notes: tuple[str, ...] = ()
+    notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """What was inferred rather than published."""
 
-    @model_validator(mode="after")
-    def _names_agree(self) -> Scenario:
-        for group in self.instances:
-            for name in (*(group.models or ()), *(group.opened or ())):
-                if name not in self.models:
-                    raise ValueError(f"instances name model {name!r}, which the scenario does not list")
-        return self
 
-
-_SECTIONS: dict[str, type[_Strict]] = {"instances": InstanceGroup, "belief_error": BeliefError, "telemetry": Telemetry}
+_FIELDS = tuple(sorted(field.alias or name for name, field in Scenario.model_fields.items()))
 
 
 def names() -> list[str]:
@@ -107,28 +107,20 @@ def load(source: str) -> Scenario:
     path = Path(source) if is_file else _SHIPPED / f"{source}.yaml"
     if not is_file and not path.exists():
         raise unknown_name("scenario", source, names(), where="--scenario")
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(error.strerror or str(error), where=str(path), fix="check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not a YAML file: {error}", where=str(path)) from None
-    if not isinstance(document, dict):
-        raise InputError("a scenario is a YAML mapping", where=str(path), allowed="see docs/scenarios.md")
-    try:
-        return Scenario.model_validate(document)
-    except ValidationError as error:
-        raise _explain(error, document, path) from None
+    scenario = parse(Scenario, read_mapping(path, _FIELDS), str(path))
+    _check_models(scenario, str(path))
+    return scenario
 
 
-def _explain(error: ValidationError, document: dict[str, Any], path: Path) -> InputError:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    where = f"{path}: {place}" if place else str(path)
-    if first["type"] == "extra_forbidden":
-        section = _SECTIONS.get(str(first["loc"][0]), Scenario) if len(first["loc"]) > 1 else Scenario
-        known = sorted(field.alias or name for name, field in section.model_fields.items())
-        return unknown_name("field", str(first["loc"][-1]), known, where=where)
-    given = first.get("input")
-    shown = "" if isinstance(given, (dict, list)) else f" (got {given!r})"
-    return InputError(f"{first['msg']}{shown}", where=where)
+def _check_models(scenario: Scenario, where: str) -> None:
+    """Groups run models of the scenario, and open models that they run; no list names one twice."""
+    lists = [("models", scenario.models, scenario.models)]
+    for number, group in enumerate(scenario.instances):
+        runs = group.models or scenario.models
+        lists += [(f"instances[{number}].models", runs, scenario.models), (f"instances[{number}].opened", group.opened or (), runs)]
+    for field, given, known in lists:
+        for index, name in enumerate(given):
+            if name not in known:
+                raise unknown_name("model", name, known, where=f"{where}: {field}")
+            if name in given[:index]:
+                raise InputError(f"model {name!r} is given twice", where=f"{where}: {field}", allowed="each model once")
