@@ -53,7 +53,7 @@ from talaria.policy.slots import SlotScheduler
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, LineState, ModelSnapshot, Residency, Tier
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Engine, Run
-from talaria.sim.memory import InstanceMemory
+from talaria.sim.memory import TOO_LARGE, InstanceMemory
 from talaria.sim.noise import Factors
 
 
@@ -367,12 +367,7 @@ class SimInstance:
         promised = run.view.device_tokens + run.view.host_tokens
         refusal = self.memory.admit(run, grant, now_s)
         if refusal is not None:
-            if refusal == "never":
-                del model.waiting[call.id], self.runs[call.id]
-                self._inbox.append(Rejected(call.id, "the prompt is larger than the KV pool", final=True))
-                self._host.failed(run, self, "the prompt is larger than the KV pool")
-            else:
-                self._inbox.append(Rejected(call.id, refusal))
+            self._refuse(run, model.waiting, refusal)
             return
         del model.waiting[call.id]
         model.running[call.id] = run.view
@@ -389,6 +384,15 @@ class SimInstance:
         work_s = timing.prefill_s(new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
         self._engine.prefill(run, restore_s + work_s)
 
+    def _refuse(self, run: Run, queue: dict[int, CallView], why: str) -> None:
+        """The engine cannot take the call now; it stays in ``queue``, or fails if it never can."""
+        call_id, final = run.view.call.id, why == TOO_LARGE
+        self._inbox.append(Rejected(call_id, why, final))
+        if final:
+            del queue[call_id], self.runs[call_id]
+            self.memory.drop(run, self._env.now)
+            self._host.failed(run, self, why)
+
     def _resume(self, batch: tuple[tuple[int, int], ...]) -> None:
         """Re-entry of held calls: KV that was swapped out comes back first, then one short prefill for all of them."""
         now_s = self._env.now
@@ -399,8 +403,9 @@ class SimInstance:
             model = self.view.models[run.view.call.key.model]
             timing = self._ground.timing[run.view.call.key.model]
             swapped, swap = run.swapped, self.capabilities.inflight_kv == "swap"
-            if not self.memory.resume(run, grant, now_s):
-                self._inbox.append(Rejected(call_id, "no free KV"))
+            refusal = self.memory.resume(run, grant, now_s)
+            if refusal is not None:
+                self._refuse(run, model.held, refusal)
                 continue
             if swapped:
                 move_s += timing.swap_s_per_token * run.context_tokens if swap else self._recompute_s(run, timing)

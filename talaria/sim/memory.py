@@ -24,6 +24,10 @@ from talaria.substrate.staging import StagingMap
 from talaria.substrate.switch import plan_switch
 
 
+TOO_LARGE = "the context is larger than the KV pool"
+NO_ROOM = "no free KV"
+
+
 @dataclass(frozen=True, slots=True)
 class SwitchCost:
     """A planned switch in seconds of ground truth before variation; bytes are per rank."""
@@ -105,20 +109,20 @@ class InstanceMemory:
         return (prompt_tokens - 1) // page * page
 
     def admit(self, run: Run, grant: int, now_s: float) -> str | None:
-        """Reserve the KV of prompt and grant and pin what is to be restored. None, or why not: ``never`` or a reason."""
+        """Reserve the KV of prompt and grant and pin what is to be restored. None, or why not: ``TOO_LARGE`` or ``NO_ROOM``."""
         assert self._cache is not None
         call = run.view.call
         run.device_tokens, run.host_tokens = self.prefix(run, call.key.model, now_s)
         cached = run.device_tokens + run.host_tokens
         run.lost_tokens = max(0, call.reusable_tokens - cached)
         spans = self._forest.spans(run.node, call.prompt_tokens + min(grant + 1, run.output_tokens))
-        if -(-spans[-1][2] // self._hardware.page_tokens) > self._cache.pool.total:
-            return "never"
+        if self._never_fits(spans):
+            return TOO_LARGE
         if run.host_tokens:
             self._pins[call.id] = self._registry.pin(call.key.model, self._forest.spans(run.node, cached), cached)
         if not self._allocate((), spans, now_s):
             self.restored(run)
-            return "no free KV"
+            return NO_ROOM
         run.spans = spans
         if run.lost_tokens >= self._hardware.page_tokens and self._hkvr:
             declined = self._registry.declines(call.key.model, self._forest.spans(run.node, call.prompt_tokens), run.device_tokens)
@@ -131,15 +135,21 @@ class InstanceMemory:
         if pin is not None:
             self._registry.unpin(pin)
 
-    def resume(self, run: Run, grant: int, now_s: float) -> bool:
-        """Reserve the KV of one more grant; a swapped call gets its pages back."""
+    def resume(self, run: Run, grant: int, now_s: float) -> str | None:
+        """Reserve the KV of one more grant; a swapped call gets its pages back. None, or why not, as in ``admit``."""
         call = run.view.call
         tokens = call.prompt_tokens + min(run.view.generated_tokens + grant, run.output_tokens)
         spans, held = self._forest.spans(run.node, tokens), () if run.swapped else run.spans
-        done = self._allocate(held, spans, now_s)
-        if done:
-            run.spans, run.swapped = spans, False
-        return done
+        if self._never_fits(spans):
+            return TOO_LARGE
+        if not self._allocate(held, spans, now_s):
+            return NO_ROOM
+        run.spans, run.swapped = spans, False
+        return None
+
+    def _never_fits(self, spans: Spans) -> bool:
+        assert self._cache is not None
+        return -(-spans[-1][2] // self._hardware.page_tokens) > self._cache.pool.total
 
     def restorable(self, run: Run) -> int:
         """Tokens of an in-flight call's context that the registry holds."""

@@ -23,6 +23,8 @@ from talaria.workload.session import Session, TraceCall
 from tests.sim.small import small_plan
 from tests.sim.worlds import A, B, C, chain, world
 
+FAILED = OUTCOMES.index("failed")
+
 
 def hold(plan: RunPlan, record: RunRecord, calls: int) -> None:
     """What a record must satisfy whatever was simulated (the run itself has checked memory and open calls)."""
@@ -208,7 +210,7 @@ def test_devices_short_of_memory_conserve_and_refuse_only_what_never_fits(
     plan = with_small_memory(world(tmp_path, work, instances=({"count": 1, "inflight_kv": swap}, group)), kv_tokens)
     record = simulate(plan, 0)
     hold(plan, record, sum(len(items) for items in rows))
-    failed = record.calls["outcome"] == OUTCOMES.index("failed")
+    failed = record.calls["outcome"] == FAILED
     assert (record.calls["prompt_tokens"][failed] + 800 > 0.5 * kv_tokens).all()
 
 
@@ -229,3 +231,10 @@ def test_random_traces_on_random_clusters_conserve(
     hold(plan, record, sum(len(items) for items in rows))
     if knobs["overload"] == "spill":
         assert (record.calls["outcome"] == OUTCOMES.index("completed")).all()
+
+
+def test_a_call_that_outgrows_the_memory_fails_when_it_does(tmp_path: Path) -> None:
+    plan = with_small_memory(world(tmp_path, [chain("grows", 1, output=3000), chain("fits", 2)]), 4000)
+    record = simulate(plan, 0)
+    failed = record.calls["outcome"] == FAILED
+    assert failed.sum() == 1 and (record.calls["ttft_s"][failed] < record.calls["e2e_s"][failed]).all()
