@@ -10,20 +10,21 @@ from pathlib import Path
 
 from studies.profiles import paper, systems
 from talaria.errors import InputError
-from talaria.profiles.load import DATA, parse
+from talaria.profiles.load import DATA
 from talaria.profiles.points import read_entries
 from talaria.profiles.profile import resolve
 from talaria.profiles.schema import ProfileFile
 from talaria.report.files import write_atomically
+from talaria.validation import parse
 
 
 def build(entries: Path) -> list[ProfileFile]:
     """All shipped profiles. Raises InputError if ``entries`` is unreadable or does not determine a curve."""
     document = read_entries(entries)
-    b200 = parse(systems.b200(document), where="b200")
+    b200 = parse(ProfileFile, systems.b200(document), "b200")
     like = resolve(b200).models
     others = [systems.h200(document), paper.tp8(like), paper.tp4(like)]
-    return [b200, *(parse(other, where=str(other["name"])) for other in others)]
+    return [b200, *(parse(ProfileFile, other, str(other["name"])) for other in others)]
 
 
 def main() -> int:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from talaria.errors import InputError
-from talaria.profiles.load import load, parse
+from talaria.profiles.load import load
 from talaria.profiles.points import DecodePoint, ModelPoints, PointsFile, PrefillPoint
 from talaria.profiles.schema import FitSummary, ProfileFile
+from talaria.validation import parse
 
 Array = NDArray[np.float64]
 PREFILL = ("prefill_base_s", "prefill_s_per_token", "prefill_s_per_token2")
@@ -131,7 +132,7 @@ def fit_profile(points: PointsFile, *, where: str) -> tuple[ProfileFile, dict[st
         "models": models,
         "fits": summaries,
     }
-    return parse(document, where=where), fits
+    return parse(ProfileFile, document, where), fits
 
 
 def fitted_quantities(fit: ModelFit, source: str) -> dict[str, Any]:

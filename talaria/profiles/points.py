@@ -9,13 +9,14 @@ decode row that one step of ``batch`` sequences with ``context`` tokens each too
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from talaria.errors import InputError, unknown_name
-from talaria.profiles.load import input_error, load, read_json
+from talaria.profiles.load import load, read_json
 from talaria.profiles.schema import Strict
+from talaria.validation import parse
 
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -87,9 +88,6 @@ class Entries(BaseModel):
     entries: tuple[Entry, ...] = Field(min_length=1)
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
 def read_points(path: Path, *, system: str | None = None, base: str | None = None) -> PointsFile:
     """The points in the file at ``path``, in either form.
 
@@ -102,20 +100,13 @@ def read_points(path: Path, *, system: str | None = None, base: str | None = Non
         return _from_entries(read_entries(path), path, system, base)
     if system is not None:
         raise InputError(f"--system {system}: the file has points of one system", where=str(path), fix="leave --system out")
-    points = _validated(PointsFile, document, path)
+    points = parse(PointsFile, document, str(path))
     return points.model_copy(update={"base": base}) if base else points
 
 
 def read_entries(path: Path) -> Entries:
     """The document of aiconfigurator-like entries at ``path``. Raises InputError naming file and field."""
-    return _validated(Entries, read_json(path), path)
-
-
-def _validated(model: type[M], document: Any, path: Path) -> M:
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise input_error(error, model, str(path)) from None
+    return parse(Entries, read_json(path), str(path))
 
 
 def _from_entries(document: Entries, path: Path, system: str | None, base: str | None) -> PointsFile:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError
-from talaria.report.document import RUN_SCHEMA, Document
+from talaria.report.document import Document
+from talaria.validation import parse_json
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -47,12 +48,7 @@ def read_run_document(path: Path) -> Document:
         raise InputError(
             f"cannot be read ({_reason(error)})", where=str(path), allowed="a run.json that `talaria-sim run --out DIR` wrote"
         ) from None
-    try:
-        return RunDocument.model_validate_json(text).model_dump(mode="json", by_alias=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "document"
-        raise InputError(f"{field}: {first['msg']}", where=str(path), allowed=f"a document of schema {RUN_SCHEMA}") from None
+    return parse_json(RunDocument, text, str(path)).model_dump(mode="json", by_alias=True)
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

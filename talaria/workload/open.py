@@ -45,7 +45,11 @@ def open_workload(source: str | Mapping[str, Any], seed: int, *, where: str = "w
             raise unknown_name("setting", str(key), known, where=where)
     workload = _trace(str(trace)) if preset is None else GeneratedWorkload(str(preset), resolve(str(preset), settings, where=where), seed)
     for name, value in changes.items():
-        workload = CHANGES[name](workload, value)
+        try:
+            workload = CHANGES[name](workload, value)
+        except InputError as error:
+            place = f"{where}: {error.where}" if error.where else where
+            raise InputError(error.what, where=place, allowed=error.allowed, fix=error.fix) from None
     return workload
 
 

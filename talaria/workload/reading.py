@@ -1,4 +1,4 @@
-"""Reading files that users bring: text or gzip, JSON lines or one JSON document, checked by pydantic models.
+"""Reading files that users bring: text or gzip, JSON lines, one JSON document or CSV, and the types of their fields.
 
 Everything that can be wrong with such a file ends as an ``InputError`` that names file and line.
 """
@@ -6,7 +6,6 @@ Everything that can be wrong with such a file ends as an ``InputError`` that nam
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
@@ -14,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn, TypeVar
+from typing import IO, Annotated, Any, NoReturn
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from talaria.errors import InputError
 
@@ -57,9 +56,6 @@ class Record(BaseModel):
     """A record of somebody else's file: fields that we do not use are ignored, those that we use are strict."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
-
-
-AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -182,54 +178,3 @@ def _items(path: Path, line: int, value: Any) -> Iterator[tuple[str, Any]]:
         raise InputError("the list of records is empty", where=f"{path}:{line}", fix="give a trace with at least one record")
     for index, item in enumerate(value):
         yield f"{path}:{line} item {index}", item
-
-
-def parse(model: type[AnyModel], value: Any, where: str) -> AnyModel:
-    """``value`` as ``model``; the first thing that is wrong with it as an InputError at ``where``."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise as_input_error(error, model, where) from None
-
-
-def parse_line(model: type[AnyModel], text: str, where: str) -> AnyModel:
-    """As ``parse``, from JSON text."""
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as error:
-        raise as_input_error(error, model, where) from None
-
-
-def as_input_error(error: ValidationError, model: type[BaseModel], where: str) -> InputError:
-    """One line for the first of pydantic's findings: the field, its value, what is allowed, the nearest name."""
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".") or "record"
-    message = first["msg"]
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(model, first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.4)
-        return InputError(
-            f"unknown field {field!r}", where=where, allowed=", ".join(known), fix=f"did you mean {near[0]!r}?" if near else ""
-        )
-    if first["type"] == "missing":
-        return InputError(f"missing field {field!r}", where=where, fix=f"add {field!r}")
-    if first["type"] == "json_invalid":
-        return InputError(message.replace("Invalid JSON:", "not JSON:"), where=where, allowed="one JSON value")
-    if first["type"] in ("model_type", "model_attributes_type"):
-        message = "a JSON object"  # pydantic would name our class
-    value = repr(first["input"])
-    shown = value if len(value) <= 60 else value[:57] + "..."
-    return InputError(f"{field} = {shown}", where=where, allowed=message.removeprefix("Input should be ").removeprefix("Value error, "))
-
-
-def _fields_at(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """Names that ``model`` knows at ``place``, following nested models through lists."""
-    for part in place:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        for inner in (annotation, *getattr(annotation, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
-                break
-    return sorted(field.alias or name for name, field in model.model_fields.items())

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError, unknown_name
+from talaria.validation import parse
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -124,12 +125,7 @@ def resolve(name: str, overrides: Mapping[str, Any], *, where: str = "") -> Reci
     for field in overrides:
         if field not in Recipe.model_fields:
             raise unknown_name("setting", field, Recipe.model_fields, where=where)
-    try:
-        made = Recipe.model_validate({**PRESETS[name].model_dump(), **overrides})
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0])
-        raise InputError(f"{field} = {overrides[field]!r}", where=where, allowed=first["msg"].removeprefix("Input should be ")) from None
+    made = parse(Recipe, {**PRESETS[name].model_dump(), **overrides}, where)
     _check_together(made, where)
     return made
 

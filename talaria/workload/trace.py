@@ -26,7 +26,8 @@ from typing import IO, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError
-from talaria.workload.reading import BlockHash, Name, PositiveTokens, Seconds, Tokens, parse, parse_line, text_lines
+from talaria.validation import parse, parse_json
+from talaria.workload.reading import BlockHash, Name, PositiveTokens, Seconds, Tokens, text_lines
 from talaria.workload.rules import TraceHeader, TraceRules, by_calls
 from talaria.workload.session import Session, TraceCall
 
@@ -88,7 +89,7 @@ class TraceFile:
                 "not a Talaria trace: the first line is no header", where=where, allowed=f'{{"schema": "{SCHEMA}", "name": ..., ...}}',
                 fix="convert other formats with `talaria-sim trace import`",
             )  # fmt: skip
-        line = parse_line(_HeaderLine, text, where)
+        line = parse_json(_HeaderLine, text, where)
         self.header = TraceHeader(
             line.name, line.block_tokens, line.block_scope, by_calls(line.models), line.source, line.times, line.estimated
         )
@@ -104,7 +105,7 @@ class TraceFile:
         check = TraceRules(self.header)
         for number, text in lines:
             where = f"{self.path}:{number}"
-            session = _session(parse_line(_SessionLine, text, where))
+            session = _session(parse_json(_SessionLine, text, where))
             check(session, where)
             yield session
         if check.calls != self.header.models:

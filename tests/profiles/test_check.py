@@ -9,8 +9,9 @@ import pytest
 
 from talaria.profiles import Profile, load, names
 from talaria.profiles.check import check
-from talaria.profiles.load import parse
 from talaria.profiles.profile import resolve
+from talaria.profiles.schema import ProfileFile
+from talaria.validation import parse
 
 HYBRID = "Qwen3.5-122B-A10B"
 
@@ -22,7 +23,7 @@ def changed(values: dict[str, Any]) -> Profile:
         table, _, name = field.rpartition(".")
         numbers = document["hardware"] if table else document["models"][HYBRID]
         numbers[name] = {"value": value, "provenance": "assumed", "source": "test"}
-    return resolve(parse(document, where="test"))
+    return resolve(parse(ProfileFile, document, "test"))
 
 
 @pytest.mark.parametrize("name", names())

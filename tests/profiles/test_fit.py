@@ -111,17 +111,17 @@ def test_a_points_file_completes_its_base_profile(tmp_path: Path) -> None:
 def test_without_a_base_a_missing_quantity_is_named(tmp_path: Path) -> None:
     document = points_document(base=None, gpu="X100")
     path = saved(document, tmp_path)
-    with pytest.raises(InputError, match=r"points\.json: field 'hardware\.tp' is missing"):
+    with pytest.raises(InputError, match=r"points\.json: missing field 'hardware\.tp'"):
         fit_profile(read_points(path), where=str(path))
 
 
 @pytest.mark.parametrize(
     ("row", "value", "line"),
     [
-        ("ms", -1.0, "models.Qwen3-32B.prefill.0.ms = -1.0; allowed: greater than 0"),
-        ("ms", "fast", "models.Qwen3-32B.prefill.0.ms = 'fast'; allowed: a valid number"),
-        ("cached", 128, "models.Qwen3-32B.prefill.0; allowed: cached below tokens, which is 128"),
-        ("token", 5, "unknown field 'models.Qwen3-32B.prefill.0.token'; allowed: cached, ms, tokens; did you mean 'tokens'?"),
+        ("ms", -1.0, "models.Qwen3-32B.prefill[0].ms = -1.0; allowed: greater than 0"),
+        ("ms", "fast", "models.Qwen3-32B.prefill[0].ms = 'fast'; allowed: a valid number"),
+        ("cached", 128, "models.Qwen3-32B.prefill[0]; allowed: cached below tokens, which is 128"),
+        ("token", 5, "unknown field 'models.Qwen3-32B.prefill[0].token'; allowed: cached, ms, tokens; did you mean 'tokens'?"),
     ],
 )
 def test_a_wrong_point_is_one_line_with_its_place(row: str, value: Any, line: str, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from talaria.errors import InputError
 from talaria.profiles import load, names
-from talaria.profiles.load import parse
+from talaria.profiles.schema import ProfileFile
+from talaria.validation import parse
 
 PROVENANCES = {"measured", "published", "fitted", "assumed"}
 
@@ -92,7 +93,7 @@ def test_a_wrong_value_is_one_line_with_file_field_and_what_is_allowed(
 ) -> None:
     _set(document, path, value)
     with pytest.raises(InputError) as caught:
-        parse(document, where="mine.json")
+        parse(ProfileFile, document, "mine.json")
     line = str(caught.value)
     assert line.startswith(f"mine.json: {what}")
     assert allowed in line
@@ -101,8 +102,8 @@ def test_a_wrong_value_is_one_line_with_file_field_and_what_is_allowed(
 
 def test_a_missing_field_is_named(document: dict[str, Any]) -> None:
     del document["models"]["GLM5-nvfp4"]["weight_bytes"]
-    with pytest.raises(InputError, match=r"mine\.json: field 'models\.GLM5-nvfp4\.weight_bytes' is missing"):
-        parse(document, where="mine.json")
+    with pytest.raises(InputError, match=r"mine\.json: missing field 'models\.GLM5-nvfp4\.weight_bytes'"):
+        parse(ProfileFile, document, "mine.json")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_file_that_holds_no_profile_is_one_line(content: str, line: str, tmp_p
 def test_a_misspelt_field_is_reported_by_the_name_it_was_given(document: dict[str, Any]) -> None:
     document["hardware"]["hbm_byte"] = document["hardware"].pop("hbm_bytes")
     with pytest.raises(InputError, match=r"unknown field 'hardware\.hbm_byte'.*did you mean 'hbm_bytes'"):
-        parse(document, where="mine.json")
+        parse(ProfileFile, document, "mine.json")
 
 
 def test_a_missing_file_is_one_line() -> None:

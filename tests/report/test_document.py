@@ -119,11 +119,11 @@ def test_a_document_read_back_equals_the_one_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "document"),
-        ("{", "document"),
-        ("[]", "document"),
-        ('{"schema": "talaria.run/9"}', "schema"),
-        ('{"schema": "talaria.run/1"}', "scenario"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "document is not an object; allowed: an object with config"),
+        ('{"schema": "talaria.run/9"}', "schema = 'talaria.run/9'; allowed: 'talaria.run/1'"),
+        ('{"schema": "talaria.run/1"}', "missing field 'scenario'"),
     ],
 )
 def test_a_broken_document_is_refused_in_one_line_with_file_and_field(tmp_path: Path, text: str, named: str) -> None:
@@ -132,7 +132,7 @@ def test_a_broken_document_is_refused_in_one_line_with_file_and_field(tmp_path: 
     with pytest.raises(InputError) as caught:
         read_run_document(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: {named}:") and "talaria.run/1" in message and "\n" not in message
+    assert message.startswith(f"{path}: {named}") and "\n" not in message
 
 
 def test_a_missing_document_is_refused_with_what_would_be_there(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ BROKEN_LINES: dict[str, tuple[list[Any], int, str]] = {
     "unknown header field": ([{**HEADER, "block_token": 1}, SESSION], 1, "did you mean 'block_tokens'"),
     "unknown estimate": ([{**HEADER, "estimated": ["gap"]}, SESSION], 1, "'gap_s'"),
     "no models": ([{**HEADER, "models": {}}, SESSION], 1, "models = {}"),
-    "a list": ([HEADER, "[1]"], 2, "record = [1]"),
+    "a list": ([HEADER, "[1]"], 2, "document is not an object"),
     "two values": ([HEADER, "{} {}"], 2, "not JSON"),
     "a shared prefix beyond the prompt": ([HEADER, {**SESSION, "shared_tokens": 101}], 2, "shared_tokens = 101"),
 }  # fmt: skip

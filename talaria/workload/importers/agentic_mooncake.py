@@ -16,10 +16,11 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from talaria.errors import InputError
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, UNNAMED_MODEL, RecordedCall, assemble, in_start_order
 from talaria.workload.importers.mooncake import BLOCK_TOKENS
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import BlockHash, Milliseconds, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Milliseconds, Name, Record, Tokens, json_records
 
 
 class _Row(Record):

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from talaria.errors import InputError, unknown_name
+from talaria.validation import parse
 from talaria.workload.importers.assemble import (
     MAIN,
     TYPICAL_OUTPUT_TOKENS,
@@ -25,7 +26,7 @@ from talaria.workload.importers.assemble import (
     tokens_of_chars,
 )
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Milliseconds, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import Milliseconds, Name, Record, Tokens, json_records
 
 
 class _Message(Record):

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import (
     TYPICAL_OUTPUT_TOKENS,
     UNNAMED_MODEL,
@@ -22,7 +23,7 @@ from talaria.workload.importers.assemble import (
     tokens_of_chars,
 )
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Milliseconds, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import Milliseconds, Name, Record, Tokens, json_records
 
 
 class _Turn(Record):

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import CsvRecord, IsoTime, Tokens, csv_records, parse
+from talaria.workload.reading import CsvRecord, IsoTime, Tokens, csv_records
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import CsvRecord, Name, Seconds, Tokens, csv_records, parse
+from talaria.workload.reading import CsvRecord, Name, Seconds, Tokens, csv_records
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 

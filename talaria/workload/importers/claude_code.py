@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import IsoTime, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import IsoTime, Name, Record, Tokens, json_records
 
 SYNTHETIC_MODEL = "<synthetic>"
 

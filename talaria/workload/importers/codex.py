@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import IsoTime, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import IsoTime, Name, Record, Tokens, json_records
 
 MODEL_ITEMS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call")
 CLIENT_ITEMS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")

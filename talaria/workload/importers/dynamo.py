@@ -14,9 +14,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from talaria.errors import InputError
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, RecordedCall, assemble_all, signed_hash
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Milliseconds, Name, PositiveTokens, Record, Tokens, json_records, parse
+from talaria.workload.reading import Milliseconds, Name, PositiveTokens, Record, Tokens, json_records
 
 REQUEST_END = "request_end"
 Hash = Annotated[int, Field(ge=-(2**63), lt=2**64)]

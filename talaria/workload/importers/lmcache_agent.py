@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import CHARS_PER_TOKEN, UNNAMED_MODEL, RecordedCall, assemble_all, tokens_of_chars
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import MAX_SECONDS, Chars, Name, Record, Seconds, json_records, parse
+from talaria.workload.reading import MAX_SECONDS, Chars, Name, Record, Seconds, json_records
 
 
 class _Row(Record):

@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import BlockHash, Milliseconds, Record, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Milliseconds, Record, Tokens, json_records
 
 BLOCK_TOKENS = 512
 

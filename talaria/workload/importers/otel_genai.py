@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import MAX_SECONDS, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import MAX_SECONDS, Name, Record, Tokens, json_records
 
 MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
 AGENT_OPERATION = "invoke_agent"

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from talaria.errors import InputError
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, UNNAMED_MODEL, RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import BlockHash, Record, Seconds, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Record, Seconds, Tokens, json_records
 
 BLOCK_TOKENS = 16
 NO_PARENT = -1

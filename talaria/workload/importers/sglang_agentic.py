@@ -13,9 +13,10 @@ from typing import Any
 
 from pydantic import Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import TYPICAL_OUTPUT_TOKENS, UNNAMED_MODEL, RecordedCall, assemble, chars_of, tokens_of_chars
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import Record, Tokens, json_records, parse
+from talaria.workload.reading import Record, Tokens, json_records
 
 
 class _Message(Record):

@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import Field
 
+from talaria.validation import parse
 from talaria.workload.importers.assemble import RecordedCall, assemble_all
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import IsoTime, Name, Record, Tokens, json_records, parse
+from talaria.workload.reading import IsoTime, Name, Record, Tokens, json_records
 
 INPUT_EVENTS = ("user_message", "tool_result")
 USAGE_EVENT = "usage_report"

@@ -18,9 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from talaria.errors import InputError
+from talaria.validation import parse
 from talaria.workload.importers.assemble import MAIN, RecordedCall, assemble
 from talaria.workload.importers.report import Imported, ImportReport
-from talaria.workload.reading import BlockHash, Milliseconds, Name, PositiveTokens, Record, Seconds, Tokens, json_records, parse
+from talaria.workload.reading import BlockHash, Milliseconds, Name, PositiveTokens, Record, Seconds, Tokens, json_records
 from talaria.workload.session import Session
 
 CLOCK_RESOLUTION_S = 1.0
