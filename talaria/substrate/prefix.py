@@ -142,7 +142,7 @@ def page_hashes(tokens: Sequence[int], page_tokens: int, previous: bytes = b"") 
     return hashes
 
 
-def _agree(a: tuple[int, ...], b: tuple[int, ...], start: int) -> int:
+def common_prefix(a: tuple[int, ...], b: tuple[int, ...], start: int = 0) -> int:
     """Length of the common prefix of two tuples that agree up to ``start``; compares slices, so it runs at C speed."""
     high = min(len(a), len(b))
     if a[start:high] == b[start:high]:
@@ -185,7 +185,7 @@ class BlockIndex:
             child = self._next.get((at, matched, blocks[matched]))
             if child is None or child not in self._forest:
                 break
-            matched = _agree(self._blocks[child], blocks, matched)
+            matched = common_prefix(self._blocks[child], blocks, matched)
             at = node = child
         return node, matched * self._block_tokens
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from talaria.workload.rules import by_calls
 from talaria.workload.session import TraceCall, Workload
 
 
@@ -68,7 +69,7 @@ def regime(workload: Workload) -> dict[str, Any]:
         "sessions": len(depths),
         "lines": lines,
         "calls": len(prompts),
-        "models": dict(sorted(calls.items(), key=lambda item: (-item[1], item[0]))),
+        "models": by_calls(calls),
         "depth": _spread(depths),
         "gap_s": {"n": len(gaps), **_spread(gaps)},
         "gaps_from_10_s": sum(gap >= 10.0 for gap in gaps) / len(gaps) if gaps else None,

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import cycle, islice
 
 from talaria.errors import InputError, unknown_name
+from talaria.workload.rules import by_calls
 from talaria.workload.session import Session, TraceCall, Workload
 
 Change = Callable[[Iterator[Session]], Iterator[Session]]
@@ -29,8 +30,7 @@ class Transformed:
         """As the protocol says; reads through all sessions where the change can alter the order."""
         if self._keeps_models:
             return self._base.models()
-        calls = Counter(call.model for session in self.sessions() for call in session.calls)
-        return tuple(sorted(calls, key=lambda model: (-calls[model], model)))
+        return tuple(by_calls(Counter(call.model for session in self.sessions() for call in session.calls)))
 
     def sessions(self) -> Iterator[Session]:
         return self._change(self._base.sessions())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from talaria.substrate.prefix import BlockIndex, PrefixForest, page_hashes
+from talaria.substrate.prefix import BlockIndex, PrefixForest, common_prefix, page_hashes
 from tests.substrate.content import Contents
 
 STEPS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=25)
@@ -122,6 +122,12 @@ def test_a_token_that_is_no_uint32_is_refused() -> None:
             page_hashes([token], 1)
     with pytest.raises(ValueError, match="page_tokens=0"):
         page_hashes([1], 0)
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12), st.integers(0, 12))
+def test_a_common_prefix_is_what_a_plain_loop_finds(left: list[int], right: list[int], known: int) -> None:
+    shared = _shared(left, right)
+    assert common_prefix(tuple(left), tuple(right), min(known, shared)) == shared
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=25))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from talaria.workload.importers.assemble import RecordedCall, assemble, assemble_all, common_prefix, linear_reuse_tokens
+from talaria.workload.importers.assemble import RecordedCall, assemble, assemble_all, linear_reuse_tokens
 from talaria.workload.importers.report import ImportReport
 from talaria.workload.session import TraceCall
 
@@ -77,14 +77,6 @@ def test_a_line_is_a_chain_in_which_each_call_waits_for_the_one_before(recorded:
         else:
             assert (call.spawned_by is None) == (call.line == "main")
         last[call.line] = index
-
-
-@given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
-def test_a_common_prefix_is_what_a_plain_loop_finds(left: list[int], right: list[int]) -> None:
-    count = 0
-    while count < min(len(left), len(right)) and left[count] == right[count]:
-        count += 1
-    assert common_prefix(tuple(left), tuple(right)) == count
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from talaria.substrate.prefix import common_prefix
 from talaria.workload.importers.report import ImportReport
 from talaria.workload.session import Session, TraceCall
 
@@ -231,15 +232,3 @@ def linear_reuse_tokens(earlier: RecordedCall, call: RecordedCall) -> int:
     else:
         reuse = call.cached_tokens or 0
     return min(reuse, whole, call.prompt_tokens)
-
-
-def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Number of equal leading items; bisects with slices, which compare faster than a loop over thousands of items."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
