@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +25,26 @@ def show(table: Any) -> None:
     Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
 
 
+def show_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", wrapped: Collection[str] = ()) -> None:
+    """A plain table on stdout, in which only the columns ``wrapped`` may take several lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column not in wrapped, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    show(table)
+
+
+def show_json(document: Any) -> None:
+    """A JSON document on stdout."""
+    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
 def show_document(document: Mapping[str, Any], table: Callable[[Any], Any], *, as_json: bool) -> None:
-    """The document on stdout: as it is, or as the table that ``table`` makes of it."""
+    """A run's, comparison's or sweep's document on stdout: as it is, or as the table that ``table`` makes of it."""
     from talaria.report.document import to_json
 
     if as_json:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
 
-from talaria.cli.console import show
+from talaria.cli.console import show_json, show_rows
 from talaria.cli.options import JsonOption
 from talaria.policy.knobs import KNOBS, Knob
 
@@ -75,18 +74,10 @@ def _word(value: Any) -> str:
 
 def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        show_json(rows)
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     columns = [name for name in rows[0] if name != "source"]
-    for name in columns:
-        table.add_column(name, no_wrap=name not in ("description", "meaning"))
-    for row in rows:
-        table.add_row(*(_word(row[name]) for name in columns))
-    show(table)
+    show_rows(columns, [[_word(row[name]) for name in columns] for row in rows], wrapped=("description", "meaning"))
 
 
 if __name__ == "__main__":

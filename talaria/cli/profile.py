@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from talaria.cli.console import show_json, show_rows
 from talaria.cli.options import JsonOption
 
 app = typer.Typer(add_completion=False, help="Hardware profiles: list, show, fit to measured points, check.")
@@ -25,9 +26,10 @@ def list_(json: JsonOption = False) -> None:
         for profile in profiles
     ]
     if json:
-        _print_json({"schema": "talaria.profiles/1", "profiles": rows})
+        show_json({"schema": "talaria.profiles/1", "profiles": rows})
         return
-    _print_table("", ("profile", "gpu", "TP", "models", "hash"), [[_text(cell) for cell in row.values()] for row in rows])
+    columns = ("profile", "gpu", "TP", "models", "hash")
+    show_rows(columns, [[_text(cell) for cell in row.values()] for row in rows], wrapped=("gpu", "models"))
 
 
 @app.command()
@@ -38,13 +40,13 @@ def show(name: NameArgument, json: JsonOption = False) -> None:
     profile = load(name)
     document = profile.file.document()
     if json:
-        _print_json({**document, "hash": profile.hash})
+        show_json({**document, "hash": profile.hash})
         return
     typer.echo(f"{profile.name} ({profile.gpu}, {profile.hash}): {profile.file.description}")
     tables = {"hardware": document["hardware"], **document["models"]}
     for title, quantities in tables.items():
         rows = [_quantity_row(field, quantity) for field, quantity in quantities.items()]
-        _print_table(title, ("field", "value", "provenance", "source"), rows)
+        show_rows(("field", "value", "provenance", "source"), rows, title=title, wrapped=("value", "source"))
 
 
 @app.command()
@@ -69,7 +71,7 @@ def fit(
     write_atomically(out, file.text().encode())
     if json:
         reports = {name: {"prefill": fit.prefill.report(), "decode": fit.decode.report()} for name, fit in fits.items()}
-        _print_json({"schema": "talaria.fit/1", "profile": str(out), "plot": str(plot) if plot else None, "models": reports})
+        show_json({"schema": "talaria.fit/1", "profile": str(out), "plot": str(plot) if plot else None, "models": reports})
         return
     rows = [
         [name, curve, str(summary.points), f"{summary.median_error:.1%}", f"{summary.max_error:.1%}", summary.worst]
@@ -77,7 +79,8 @@ def fit(
         if name in fits
         for curve, summary in curves.items()
     ]
-    _print_table(f"{file.name} → {out}", ("model", "curve", "points", "median error", "largest", "at"), rows)
+    columns = ("model", "curve", "points", "median error", "largest", "at")
+    show_rows(columns, rows, title=f"{file.name} → {out}", wrapped=("model", "at"))
 
 
 @app.command()
@@ -92,7 +95,7 @@ def check(name: NameArgument, json: JsonOption = False) -> None:
     findings = findings_of(profile)
     errors = sum(finding.level == "error" for finding in findings)
     if json:
-        _print_json(
+        show_json(
             {"schema": "talaria.profile-check/1", "profile": profile.name, "hash": profile.hash, "findings": [asdict(f) for f in findings]}
         )
     else:
@@ -112,22 +115,3 @@ def _quantity_row(field: str, quantity: Any) -> list[str]:
 
 def _text(cell: Any) -> str:
     return ", ".join(cell) if isinstance(cell, list) else str(cell)
-
-
-def _print_json(document: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
-
-
-def _print_table(title: str, header: tuple[str, ...], rows: list[list[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in header:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from talaria.cli.console import note, progress
+from talaria.cli.console import note, progress, show_json
 from talaria.cli.options import JsonOption
 from talaria.errors import InputError
 
@@ -55,7 +55,6 @@ def stats(
 ) -> None:
     """Describe a trace: sizes, depths, gaps, prompts, reuse, beside the published regime."""
     import tempfile
-    from json import dumps
 
     from talaria.workload.importers import detect
     from talaria.workload.stats import regime, render
@@ -73,7 +72,7 @@ def stats(
         table = regime(trace)
     estimated = list(trace.header.estimated)
     if json:
-        typer.echo(dumps({"schema": "talaria.trace-stats/1", "trace": trace.name, "estimated": estimated, **table}, allow_nan=False))
+        show_json({"schema": "talaria.trace-stats/1", "trace": trace.name, "estimated": estimated, **table})
         return
     typer.echo(render(table))
     if estimated:
