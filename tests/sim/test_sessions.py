@@ -117,7 +117,7 @@ def test_a_shed_session_gives_up_its_remaining_calls_and_the_sums_hold(tmp_path:
 def test_other_lines_of_a_failed_session_stop_too(tmp_path: Path) -> None:
     """A prompt larger than the KV pool fails; its session's other lines finish the call they are in and plan no more."""
     big = TraceCall("sub", A, 0, 3_000_000, 10, spawned_by=0, waits_for=(0,))
-    main = chain("s", 5).calls
+    main = chain("s", 30).calls
     calls = (main[0], big, *(_shifted(call) for call in main[1:]))
     record = simulate(world(tmp_path, [Session("doomed", calls), chain("fine", 3, model=B)], knobs={"overload": "spill"}), 0)
     outcome, session = record.calls["outcome"], record.calls["session"]
