@@ -19,9 +19,8 @@ from talaria.sim.cluster import Cluster, ConservationError
 from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory
 from talaria.sim.run import RunPlan, simulate
-from talaria.workload.session import Session, TraceCall
 from tests.sim.small import small_plan
-from tests.sim.worlds import A, B, C, chain, world
+from tests.sim.worlds import chain, random_sessions, session_of, with_small_memory, world
 
 FAILED = OUTCOMES.index("failed")
 
@@ -135,15 +134,6 @@ def test_pages_that_stay_locked_are_found_at_the_end(tmp_path: Path, monkeypatch
 
 # --- random small clusters --------------------------------------------------------------------------------------------------
 
-calls = st.tuples(
-    st.sampled_from([A, B, C]),
-    st.sampled_from(["main", "main", "main", "sub"]),
-    st.sampled_from([1, 64, 700, 5000, 90_000]),
-    st.sampled_from([1, 2, 64, 700]),
-    st.sampled_from([0.0, 0.01, 0.5, 4.0]),
-    st.floats(0.0, 1.0),
-)
-sessions = st.lists(st.lists(calls, min_size=1, max_size=6), min_size=1, max_size=6)
 groups = st.lists(
     st.fixed_dictionaries(
         {
@@ -167,41 +157,10 @@ some_knobs = st.fixed_dictionaries(
 )
 
 
-def session_of(number: int, rows: list[Any]) -> Session:
-    """Calls of one session; each continues a random share of its line's previous prompt and response."""
-    made: list[TraceCall] = []
-    last: dict[str, int] = {}
-    models: dict[str, str] = {}
-    for index, (model, line, prompt, output, gap_s, share) in enumerate(rows):
-        line = "main" if index == 0 else line
-        model = models.setdefault(line, model)
-        before = last.get(line)
-        if before is None:
-            spawned = None if line == "main" else 0
-            made.append(TraceCall(line, model, 0, prompt, output, gap_s, () if index == 0 else (0,), spawned))
-        else:
-            previous = made[before]
-            reuse = int(share * (previous.prompt_tokens + previous.output_tokens))
-            made.append(
-                TraceCall(line, model, previous.turn + 1, reuse + prompt, output, gap_s, (before,), None, before if reuse else None, reuse)
-            )
-        last[line] = index
-    return Session(f"s{number}", tuple(made))
-
-
-def with_small_memory(plan: RunPlan, kv_tokens: int) -> RunPlan:
-    """The plan on devices whose buffer leaves the largest model about ``kv_tokens`` of KV, and on hosts with little KV."""
-    small = []
-    for item in plan.instances:
-        profile, hardware = item.profile, item.profile.hardware
-        largest = max(profile.model(name).weight_bytes + kv_tokens * profile.model(name).kv_bytes_per_token for name in item.models)
-        fraction = (largest + hardware.runtime_bytes) / hardware.hbm_bytes
-        small.append(replace(item, profile=replace(profile, hardware=replace(hardware, bump_fraction=fraction, host_kv_bytes=2**33))))
-    return replace(plan, instances=tuple(small))
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=sessions, swap=st.sampled_from(["swap", "recompute"]), kv_tokens=st.sampled_from([4000, 20_000, 100_000]), hot=st.booleans())
+@given(
+    rows=random_sessions, swap=st.sampled_from(["swap", "recompute"]), kv_tokens=st.sampled_from([4000, 20_000, 100_000]), hot=st.booleans()
+)
 def test_devices_short_of_memory_conserve_and_refuse_only_what_never_fits(
     rows: Any, swap: str, kv_tokens: int, hot: bool, tmp_path: Path
 ) -> None:
@@ -216,7 +175,7 @@ def test_devices_short_of_memory_conserve_and_refuse_only_what_never_fits(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=sessions,
+    rows=random_sessions,
     hot=groups,
     knobs=some_knobs,
     config_name=st.sampled_from(["talaria", "no-hkvr", "round-only", "round-robin"]),
