@@ -1,11 +1,13 @@
 """``talaria-sim``: finds the command, runs it, and turns what goes wrong into one line and an exit code.
 
-0 done, 1 the run failed, 2 bad usage or input, 130 interrupted. A mistake of ours is a traceback. A command's module is imported
-only when that command is asked for.
+0 done, 1 the run failed (or nobody reads its output), 2 bad usage or input, 130 interrupted. A mistake of ours is a traceback. A
+command's module is imported only when that command is asked for.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -66,8 +68,15 @@ def talaria_sim(
     """
 
 
+REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE})
+"""What the system may answer to a write for reasons that are not ours."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exits the process; see the module for the codes."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: print would send what is meant for one stream to the other
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -76,14 +85,21 @@ def run_command(arguments: Sequence[str]) -> int:
     group = typer.main.get_group(app)
     try:
         code = group.main(args=list(arguments) or ["--help"], prog_name="talaria-sim", standalone_mode=False)
+        sys.stdout.flush()
     except InputError as error:
         return _fail(str(error), 2)
     except typer.TyperException as error:
         return _fail(str(usage_error(error)), 2)
+    except BrokenPipeError:
+        _abandon_stdout()
+        return 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            return _fail(f"{error.filename}: {error.strerror}", 1)
+        if error.errno not in REFUSALS:
             raise
-        return _fail(f"{error.filename}: {error.strerror}", 1)
+        _abandon_stdout()
+        return _fail(f"cannot write: {os.strerror(error.errno)}", 1)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     return code if isinstance(code, int) else 0
@@ -99,6 +115,17 @@ def usage_error(error: typer.TyperException) -> InputError:
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     commands = ctx.command.list_commands(ctx) if ctx and isinstance(ctx.command, TyperGroup) else ()
     return InputError(text.rstrip("."), where=where, allowed=", ".join(commands))
+
+
+def _abandon_stdout() -> None:
+    """Nobody reads it, or it takes no more: what is still buffered must not raise again when the interpreter ends."""
+    try:
+        target = sys.stdout.fileno()
+    except (OSError, ValueError):  # no file of the system lies under it
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, target)
+    os.close(nowhere)
 
 
 def _fail(line: str, code: int) -> int:

@@ -6,12 +6,13 @@ units of ``talaria-sim knobs``, ``provenance: {...}`` (free, kept for people).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from talaria.cli.options import parse_knobs
 from talaria.errors import InputError, unknown_name
+from talaria.sim import config as configs
+from talaria.sim.yamlfile import read_mapping
 
 SCHEMA = "talaria.policy/1"
 FIELDS = ("schema", "config", "knobs", "provenance")
@@ -21,13 +22,13 @@ FIELDS = ("schema", "config", "knobs", "provenance")
 class Policy:
     """Knob values by command-line name, and the config they were found for (``None``: any)."""
 
-    knobs: dict[str, object]
+    knobs: dict[str, object] = field(default_factory=dict)
     config: str | None = None
 
 
 def load(path: Path) -> Policy:
     """Read and check a policy file. Raises InputError with the file, the field, the value and what is allowed."""
-    document = _parse(path)
+    document = read_mapping(path, FIELDS)
     where = str(path)
     for name in document:
         if name not in FIELDS:
@@ -35,26 +36,9 @@ def load(path: Path) -> Policy:
     if document.get("schema") != SCHEMA:
         raise InputError(f"schema is {document.get('schema')!r}", where=where, allowed=SCHEMA)
     config = document.get("config")
-    if config is not None and not isinstance(config, str):
-        raise InputError(f"config is {config!r}", where=where, allowed="a name from `talaria-sim configs`")
+    if config is not None:
+        configs.get(config, where=f"{where}: config")
     knobs = document.get("knobs", {})
     if not isinstance(knobs, dict):
         raise InputError(f"knobs is {knobs!r:.60}", where=where, allowed="a mapping of knob names to values")
     return Policy(parse_knobs({str(name): value for name, value in knobs.items()}, where), config)
-
-
-def _parse(path: Path) -> dict[Any, Any]:
-    import yaml
-
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), allowed="a YAML or JSON file in UTF-8") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise InputError(f"is no YAML: {getattr(error, 'problem', error)}", where=where, allowed="YAML or JSON") from None
-    if not isinstance(document, dict):
-        found = "empty" if document is None else f"a {type(document).__name__}"
-        raise InputError(f"is {found}", where=str(path), allowed=f"a mapping with {', '.join(FIELDS)}")
-    return document

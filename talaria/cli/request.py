@@ -35,14 +35,14 @@ class Request:
 def request(options: Options, *, default_scenario: str) -> Request:
     """Raises InputError with the option, the value, what is allowed and the nearest valid name."""
     check_files_wanted(options.out, decisions=options.decisions, timeline=options.timeline)
-    saved = policyfile.load(options.policy) if options.policy else policyfile.Policy({})
+    saved = policyfile.load(options.policy) if options.policy else policyfile.Policy()
     settings = parse_assignments(options.set or (), "--set", "KNOB=VALUE", "tau=2")
-    name = options.scenario or default_scenario
+    name = default_scenario if options.scenario is None else options.scenario
     scenario = scenarios.load(name)
     parse_knobs(scenario.knobs, f"{name}: knobs")  # said with the file's name here, before the plan resolves them
     return Request(
         scenario=scenario,
-        config=configs.get(options.config or saved.config or DEFAULT_CONFIG),
+        config=configs.get(saved.config or DEFAULT_CONFIG if options.config is None else options.config),
         knobs=saved.knobs | parse_knobs(settings, "--set"),
         trace=_trace_options(options),
     )

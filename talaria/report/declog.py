@@ -66,8 +66,10 @@ class DecisionLog:
 
     def discard(self) -> None:
         """Leave nothing behind."""
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        finally:
+            self._part.unlink(missing_ok=True)
 
     def __enter__(self) -> DecisionLog:
         return self
@@ -97,5 +99,7 @@ def read_log(path: Path) -> Iterator[tuple[int, Json]]:
                 except json.JSONDecodeError as error:
                     what = f"is no JSON: {error.msg}" if line.endswith("\n") else "the log breaks off in the middle of a record"
                     raise InputError(what, where=f"{path}:{number}") from None
+                except RecursionError:
+                    raise InputError("is nested too deeply", where=f"{path}:{number}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), allowed=f"a decision log ({SCHEMA}, JSONL in UTF-8)") from None

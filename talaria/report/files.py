@@ -76,8 +76,10 @@ class RunDirectory(StagedDirectory):
         self._records: list[RunRecord] = []
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tables.close()
-        super().__exit__(kind, error, trace)
+        try:
+            self._tables.close()
+        finally:
+            super().__exit__(kind, error, trace)
 
     def add(self, record: RunRecord) -> None:
         """Write one seed's rows. Seeds are added in the order of the document's ``seeds``."""

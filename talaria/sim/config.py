@@ -38,8 +38,8 @@ _ALL = (
 CONFIGS: dict[str, Config] = {config.name: config for config in _ALL}
 
 
-def get(name: str) -> Config:
-    """The configuration called ``name``. Raises InputError with the nearest name."""
-    if name not in CONFIGS:
-        raise unknown_name("config", name, CONFIGS, where="--config")
+def get(name: object, *, where: str = "--config") -> Config:
+    """The configuration called ``name``; ``where`` is the option or file that named it. Raises InputError with the nearest name."""
+    if not isinstance(name, str) or name not in CONFIGS:
+        raise unknown_name("config", str(name), CONFIGS, where=where)
     return CONFIGS[name]

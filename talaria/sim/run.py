@@ -85,15 +85,17 @@ def plan(
     source: Mapping[str, Any] = {"trace": trace.path} if trace is not None else scenario.workload
     arrivals = scenario.arrivals
     notes: list[str] = []
-    workload = open_workload(source, 0)
+    workload = open_workload(source, 0, where=f"scenario {scenario.name}: workload")
     if trace is not None:
-        arrivals = trace.arrivals or ("trace" if _has_times(workload) else scenario.arrivals)
+        arrivals = trace.arrivals if trace.arrivals is not None else "trace" if _has_times(workload) else scenario.arrivals
         if trace.arrivals is None and arrivals != "trace":
             notes.append(f"{trace.path} has no times: sessions arrive as {arrivals}")
     mapping = assign_models(workload, scenario.models, dict(trace.mapping) if trace is not None else None)
     if trace is not None:
         notes.append("models: " + ", ".join(f"{source} -> {target}" for source, target in mapping.items()))
-    parse_arrivals(arrivals, where="--arrivals")
+    _check_homes(mapping, instances, scenario)
+    asked = trace is not None and trace.arrivals is not None
+    parse_arrivals(arrivals, where="--arrivals" if asked else f"scenario {scenario.name}: arrivals")
     if trace is not None and scenario.gap_cap_s is not None:
         notes.append(f"gaps are capped at {scenario.gap_cap_s:g} s, as scenario {scenario.name} says")
     return RunPlan(scenario, config, resolved, instances, source, mapping, arrivals, trace, notes)
@@ -123,6 +125,17 @@ def _check_targets(knobs: Knobs, instances: tuple[InstancePlan, ...]) -> None:
             )  # fmt: skip
 
 
+def _check_homes(mapping: Mapping[str, str], instances: tuple[InstancePlan, ...], scenario: Scenario) -> None:
+    """Every model of the workload has an instance that may run it. Raises InputError."""
+    runnable = {name for item in instances for name in item.models}
+    for name in mapping.values():
+        if name not in runnable:
+            raise InputError(
+                f"no instance runs model {name!r}", where=f"scenario {scenario.name}: instances", allowed=", ".join(sorted(runnable)),
+                fix="add an instance for it, or map its calls to another model",
+            )  # fmt: skip
+
+
 def _has_times(workload: Workload) -> bool:
     first = next(iter(workload.sessions()), None)
     return first is not None and first.start_s is not None
@@ -131,7 +144,7 @@ def _has_times(workload: Workload) -> bool:
 def _instances(scenario: Scenario, config: Config) -> tuple[InstancePlan, ...]:
     plans: list[InstancePlan] = []
     for group in scenario.instances:
-        profile = load_profile(group.profile or scenario.profile)
+        profile = load_profile(group.profile or scenario.profile, where=f"scenario {scenario.name}: profile")
         models = group.models or scenario.models
         if group.pool == "hot":
             models = models[:1]

@@ -42,6 +42,8 @@ BAD_USAGE = [
     (["run", "--set", "tau"], ["--set", "'tau'", "allowed: KNOB=VALUE", "tau=2"]),
     (["run", "--set", "tau=1", "--set", "tau=2"], ["--set", "'tau'", "twice"]),
     (["run", "--scenario", "quikstart"], ["--scenario", "'quikstart'", "allowed: ", "did you mean 'quickstart'"]),
+    (["run", "--scenario", ""], ["--scenario", "''", "allowed: "]),
+    (["run", "--config", ""], ["--config", "''", "allowed: "]),
     (["run", "--scenario", "./absent.yaml"], ["absent.yaml", "No such file"]),
     (["run", "--config", "talarai"], ["--config", "'talarai'", "allowed: ", "did you mean 'talaria'"]),
     (["run", "--policy", "absent.yaml"], ["absent.yaml", "No such file"]),

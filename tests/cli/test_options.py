@@ -121,8 +121,12 @@ def test_a_policy_file_gives_knobs_and_a_config(tmp_path: Path) -> None:
         ("schema: talaria.policy/1\nknobs: {taw: 1}\n", "unknown knob 'taw'.*did you mean 'tau'"),
         ("schema: talaria.policy/1\nknobs: {3: 1}\n", "unknown knob '3'"),
         ("schema: talaria.policy/1\nknobs: {tau: [1]}\n", "is not allowed"),
-        ("schema: talaria.policy/1\nconfig: 3\n", "config is 3"),
-        (b"schema: \xff\n", "cannot be read"),
+        ("schema: talaria.policy/1\nknobs: {tau: true}\n", "tau=True is not allowed"),
+        ("schema: talaria.policy/1\nknobs:\n  tau: 1\n  tau: 2\n", r"policy.yaml:4: .*'tau' is given twice"),
+        ("schema: talaria.policy/1\nconfig: 3\n", "config: unknown config '3'"),
+        ("schema: talaria.policy/1\nconfig: talarai\n", "config: unknown config 'talarai'.*did you mean 'talaria'"),
+        ("[" * 1000, "nested too deeply"),
+        (b"schema: \xff\n", "byte 0xff is not UTF-8"),
     ],
 )
 def test_a_broken_policy_file_is_refused_by_name(tmp_path: Path, text: str | bytes, complaint: str) -> None:
