@@ -9,7 +9,7 @@ import typer
 
 from talaria.cli.console import show_json, show_rows
 from talaria.cli.options import JsonOption
-from talaria.policy.knobs import KNOBS, Knob
+from talaria.policy.knobs import KNOBS, Knob, value_text
 
 app = typer.Typer(add_completion=False)
 
@@ -40,7 +40,7 @@ def knobs(json: JsonOption = False) -> None:
             "knob": knob.name,
             "default": knob.default,
             "unit": knob.unit,
-            "allowed": knob.allowed if knob.choices else f"{knob.low:g} to {knob.high:g}",
+            "allowed": knob.bounds,
             "meaning": knob.meaning,
             "source": knob.source,
         }
@@ -61,15 +61,10 @@ def knobs_markdown(knobs: Iterable[Knob] = KNOBS) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for knob in knobs:
-        allowed = knob.allowed if knob.choices else f"{knob.low:g} to {knob.high:g}"
-        cells = (f"`{knob.name}`", _word(knob.default), knob.unit, allowed, knob.meaning, knob.source, ", ".join(map(_word, knob.sweep)))
+        default, swept = value_text(knob.default), ", ".join(map(value_text, knob.sweep))
+        cells = (f"`{knob.name}`", default, knob.unit, knob.bounds, knob.meaning, knob.source, swept)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _word(value: Any) -> str:
-    """A knob's value as the command line takes it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
@@ -77,7 +72,7 @@ def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
         show_json(rows)
         return
     columns = [name for name in rows[0] if name != "source"]
-    show_rows(columns, [[_word(row[name]) for name in columns] for row in rows], wrapped=("description", "meaning"))
+    show_rows(columns, [[value_text(row[name]) for name in columns] for row in rows], wrapped=("description", "meaning"))
 
 
 if __name__ == "__main__":

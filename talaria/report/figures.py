@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from talaria.policy.knobs import value_text
 from talaria.report.measured import Array, measured, window_began_s
-from talaria.report.metrics import METRICS, OPEN
+from talaria.report.metrics import GIB, METRICS, OPEN
 from talaria.report.record import PATHS, RunRecord
 from talaria.report.statistics import Estimate
 from talaria.report.style import ACTIVITIES, INK, MEMORY_COLOURS, PATH_COLOURS, SERIES, panels, styled
@@ -23,7 +24,6 @@ Runs = Mapping[str, Sequence[RunRecord]]
 MOST_POINTS = 400
 """More points than this make a curve larger on disk and no clearer on screen."""
 MOST_BARS = 80
-GIB = 2**30
 
 
 @styled
@@ -172,7 +172,7 @@ def sweep_tradeoff(knob: str, unit: str, values: Sequence[Any], points: Sequence
         for name, colour in zip(names, SERIES, strict=False):
             _band(axes, at, [point[name] for point in points], colour, LABELS[name])
         axes.set(title=title, xlabel=f"{knob}, {unit}" if unit else knob, ylabel=label)
-        axes.set_xticks(at, [_tick(value) for value in values])
+        axes.set_xticks(at, [value_text(value) for value in values])
         axes.grid(axis="x", visible=False)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, columnspacing=1.2, handlelength=1.4)
         if label.endswith(", s"):
@@ -196,8 +196,8 @@ def heat_maps(
                 ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
                 axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=ink, fontsize=9)
         axes.set(title=name, xlabel=knobs[1], ylabel=knobs[0])
-        axes.set_xticks(range(len(columns)), [_tick(value) for value in columns])
-        axes.set_yticks(range(len(rows)), [_tick(value) for value in rows])
+        axes.set_xticks(range(len(columns)), [value_text(value) for value in columns])
+        axes.set_yticks(range(len(rows)), [value_text(value) for value in rows])
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     return figure
@@ -289,10 +289,6 @@ def _positions(values: Sequence[Any]) -> list[float]:
     if not numeric or (positive and max(positive) > 100 * min(positive)):
         return [float(number) for number in range(len(values))]
     return [float(value) for value in values]
-
-
-def _tick(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def _plain_log(axis: Any) -> None:

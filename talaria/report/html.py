@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from talaria.policy.knobs import BY_NAME
+from talaria.policy.knobs import BY_NAME, value_text
 from talaria.report import figures
 from talaria.report.document import Document
 from talaria.report.metrics import METRICS
@@ -66,7 +66,7 @@ def _metric_row(document: Document, name: str) -> dict[str, str]:
 
 
 def _knob_row(name: str, value: Any) -> dict[str, str]:
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = value_text(value)
     knob = BY_NAME.get(name)
     if knob is None:
         return {"name": name, "value": shown, "unit": "", "meaning": "", "source": ""}

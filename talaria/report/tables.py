@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from talaria.policy.knobs import value_text
 from talaria.report.document import Document
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -118,7 +119,7 @@ def sweep_table(document: Document) -> Any:
     for point in document["points"]:
         values = point["value"] if isinstance(point["value"], list) else [point["value"]]
         cells = [_two_lines(with_margin(point["metrics"][metric], point["spread"][metric]["ci95"])) for metric in SWEPT]
-        table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value).lower() for value in values), *cells)
+        table.add_row(*map(value_text, values), *cells)
     return table
 
 
