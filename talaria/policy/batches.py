@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from talaria.policy.instance import CallView
 from talaria.policy.predict import admission_s
 from talaria.policy.timing import Timing
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Calls to admit together and their predicted restore and prefill seconds."""
 
     calls: tuple[CallView, ...]

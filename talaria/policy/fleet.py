@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from talaria.policy.knobs import Knobs
-from talaria.policy.overlay import Overlay
+from talaria.policy.overlay import Load, Overlay
 from talaria.policy.replicas import open_price_s
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
 from talaria.policy.timing import Timing
@@ -168,7 +168,10 @@ class Fleet:
 
     def queued_s(self, instance: int, name: str, model: ModelSnapshot) -> float:
         """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""
-        return model.queued_work_s + self._overlay.work_s(self.ids[instance], name) + self._risk_s[instance]
+        return self._queued_s(instance, model, self._overlay.load(self.ids[instance], name))
+
+    def _queued_s(self, instance: int, model: ModelSnapshot, load: Load) -> float:
+        return model.queued_work_s + self._overlay.charged_s(load) + self._risk_s[instance]
 
     def open_price(self, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> float:
         """Right side of Eq. 2 for a replica of the model on the snapshot's instance."""
@@ -204,13 +207,14 @@ class Fleet:
         self._write_load(i, name, snapshot, model, columns)
 
     def _write_load(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot, columns: ModelColumns) -> None:
-        columns.queued_s[i] = self.queued_s(i, name, model)
+        load = self._overlay.load(self.ids[i], name)
+        columns.queued_s[i] = self._queued_s(i, model, load)
         if self._hot[i] and not self.serves(i, name):
             room = -1.0
         elif model.residency is Residency.ABSENT:  # before it is open, any number where the weights fit
             room = inf if model.weight_bytes <= snapshot.hbm_capacity_bytes else -1.0
         else:
-            room = max(0.0, model.free_kv_tokens - self._overlay.load(self.ids[i], name).kv_tokens)
+            room = max(0.0, model.free_kv_tokens - load.kv_tokens)
         columns.kv_room_tokens[i] = room
 
     def _write_room(self, i: int, snapshot: InstanceSnapshot) -> None:

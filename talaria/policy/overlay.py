@@ -67,15 +67,14 @@ class Overlay:
         """What was forwarded or reserved for one model; only to be read."""
         return self._loads[instance].get(model, NOTHING)
 
-    def work_s(self, instance: str, model: str) -> float:
+    def charged_s(self, load: Load) -> float:
         """Queued seconds to add to the snapshot's: unseen calls, and one admission unit per live lease."""
-        load = self.load(instance, model)
         return load.work_s + self.lease_charge_s * load.leases
 
     def total(self, instance: str) -> tuple[int, float]:
         """Unseen calls, and queued seconds to add, over all models of ``instance``."""
         total = self._totals[instance]
-        return total.calls, total.work_s + self.lease_charge_s * total.leases
+        return total.calls, self.charged_s(total)
 
     def submitted(self, instance: str) -> int:
         """The number of the newest submission to ``instance``."""

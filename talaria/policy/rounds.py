@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from talaria.policy.instance import EngineView, ModelView
 from talaria.policy.knobs import Knobs
@@ -14,8 +14,7 @@ from talaria.policy.snapshot import Residency
 _MIN_SHARE = 0.25  # an overrun never takes more than the rest of this share of the next round's bound
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPlan:
+class SlotPlan(NamedTuple):
     """One model's part of a round, in seconds."""
 
     model: str
@@ -26,8 +25,7 @@ class SlotPlan:
     """Predicted prefill and protected decode of the work that waits now."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPlan:
+class RoundPlan(NamedTuple):
     """Models in their order; ``predicted_s`` is Eq. 3 for the work known at the start."""
 
     slots: tuple[SlotPlan, ...]
@@ -55,12 +53,12 @@ def activation_s(view: EngineView, name: str) -> float:
 
 def step_s(model: ModelView, extra: int = 0, extra_context_tokens: int = 0) -> float:
     """t_D,m: the predicted decode step with all in-flight calls of the model, and ``extra`` more, in the batch."""
-    context = extra_context_tokens
-    for item in model.running.values():
+    running, held, context = model.running, model.held, extra_context_tokens
+    for item in running.values():
         context += item.call.prompt_tokens + item.generated_tokens
-    for item in model.held.values():
+    for item in held.values():
         context += item.call.prompt_tokens + item.generated_tokens
-    return model.timing.step_s(len(model.running) + len(model.held) + extra or 1, context)
+    return model.timing.step_s(len(running) + len(held) + extra or 1, context)
 
 
 def queued_work_s(model: ModelView) -> float:
@@ -84,11 +82,11 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
     oldest call has waited longest first.
     """
     names = list(view.models)
-    wanted = [name for name in names if has_work(view.models[name])]
-    if knobs.visit_idle and wanted:
-        wanted = [name for name in names if has_work(view.models[name]) or view.models[name].residency is not Residency.ABSENT]
+    wanted = [name for name, model in view.models.items() if has_work(model)]
     if not wanted:
         return []
+    if knobs.visit_idle and len(wanted) < len(names):
+        wanted = [name for name, model in view.models.items() if has_work(model) or model.residency is not Residency.ABSENT]
     if knobs.round_order == "oldest":
         return sorted(wanted, key=lambda name: (_oldest_arrival_s(view.models[name]), names.index(name)))
     if view.active is None:

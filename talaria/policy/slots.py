@@ -606,15 +606,12 @@ class SlotScheduler:
         if slot is not None:
             elapsed_s = max(0.0, slot.promised_until_s - now_s)
             next_slot[slot.plan.model] = 0.0
-        for position in range(round_.position + (slot is not None), len(round_.plan.slots)):
-            plan = round_.plan.slots[position]
+        for plan in round_.plan.slots[round_.position + (slot is not None) :]:
             next_slot.setdefault(plan.model, elapsed_s)
             elapsed_s += plan.demand_s
         if slot is not None and not slot.pending and len(round_.plan.slots) > 1:
             next_slot[slot.plan.model] = elapsed_s  # P of an open slot is over: ordinary work waits for the next round
-        for name in view.models:
-            next_slot.setdefault(name, elapsed_s)
-        return {name: (next_slot[name], queued[name]) for name in view.models}, elapsed_s, load_s
+        return {name: (next_slot.get(name, elapsed_s), work_s) for name, work_s in queued.items()}, elapsed_s, load_s
 
 
 def _expected_left(item: CallView) -> int:

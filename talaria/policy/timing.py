@@ -6,7 +6,7 @@ The same class carries two different objects: a simulator's ground truth and a p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ class Timing:
 
     def scaled(self, *, prefill: float = 1.0, decode: float = 1.0, restore: float = 1.0, switch: float = 1.0) -> Timing:
         """The same shape with each kind of work slower (>1) or faster (<1): EWMA corrections, deliberate errors."""
-        return replace(
-            self,
+        return Timing(
             prefill_base_s=self.prefill_base_s * prefill,
             prefill_s_per_token=self.prefill_s_per_token * prefill,
             prefill_s_per_token2=self.prefill_s_per_token2 * prefill,
@@ -89,4 +88,5 @@ class Timing:
             d2d_switch_s=self.d2d_switch_s * switch,
             h2d_switch_s=self.h2d_switch_s * switch,
             open_s=self.open_s * switch,
+            page_tokens=self.page_tokens,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from simpy.core import Environment
 from simpy.events import Event as KernelEvent
@@ -57,8 +57,7 @@ from talaria.sim.memory import TOO_LARGE, InstanceMemory
 from talaria.sim.noise import Factors
 
 
-@dataclass(frozen=True, slots=True)
-class CallTruth:
+class CallTruth(NamedTuple):
     """What only the simulator knows of a call: where its content lies in the prefix forest, and its real output."""
 
     node: int
@@ -88,8 +87,7 @@ class Host(Protocol):
     def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchRecord:
+class SwitchRecord(NamedTuple):
     """One logical switch or open: slowest rank per phase, path of the worst rank (SPEC §5.4)."""
 
     source: str | None
@@ -218,16 +216,19 @@ class SimInstance:
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         memory = self.memory
+        staged, staged_share, slack_bytes = memory.staged(now_s)
         models = {}
         for name, model in self.view.models.items():
-            active = name == self.view.active
-            coverage = 1.0 if active else memory.coverage(name, now_s)
             timing = model.timing
-            absent = model.residency is Residency.ABSENT
+            if name == self.view.active:
+                coverage, activate_s, free_tokens = 1.0, 0.0, memory.free_tokens()
+            else:
+                coverage, free_tokens = staged_share if name == staged else 0.0, memory.pool_tokens[name]
+                activate_s = timing.open_s if model.residency is Residency.ABSENT else timing.switch_s(coverage)
+            next_slot_s, queued_work_s = slots[name]
             models[name] = ModelSnapshot(
-                model.residency, coverage, len(model.waiting), len(model.running) + len(model.held), slots[name][1], slots[name][0],
-                0.0 if active else timing.open_s if absent else timing.switch_s(coverage), self._free_tokens(name),
-                memory.weight_bytes[name], timing,
+                model.residency, coverage, len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
+                activate_s, free_tokens, memory.weight_bytes[name], timing,
             )  # fmt: skip
         self.changed = False
         self.published_s = now_s
@@ -235,13 +236,8 @@ class SimInstance:
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self._submitted, healthy=self.view.healthy,
             capabilities=self.capabilities, models=models, lines=self._lines, round_left_s=round_left_s, round_load_s=load_s,
             deadline_risk=self.deadline_risk, hbm_used_bytes=memory.used_bytes(), hbm_capacity_bytes=memory.capacity_bytes,
-            slack_bytes=memory.slack_bytes(now_s), host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes(),
+            slack_bytes=slack_bytes, host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes,
         )  # fmt: skip
-
-    def _free_tokens(self, name: str) -> int:
-        if name == self.view.active:
-            return self.memory.free_tokens()
-        return self.memory.pool_tokens(name)
 
     def forget(self, key: LineKey) -> None:
         """A session has ended: its lines are of no interest any more, its cached KV lives until evicted."""
@@ -504,11 +500,12 @@ class SimInstance:
 
     def _refresh_residency(self) -> None:
         """Parked models that have some weights on the device are staged (SPEC §5.6)."""
-        staged = self.memory.staged_model
+        staged, coverage, _ = self.memory.staged(self._env.now)
         for name, model in self.view.models.items():
-            if model.residency in (Residency.PARKED, Residency.STAGED):
-                model.residency = Residency.STAGED if name == staged else Residency.PARKED
-                model.coverage = self.memory.coverage(name, self._env.now)
+            if model.residency is Residency.PARKED or model.residency is Residency.STAGED:
+                here = name == staged
+                model.residency = Residency.STAGED if here else Residency.PARKED
+                model.coverage = coverage if here else 0.0
 
     def stage_progress(self) -> None:
         """Tell the scheduler how far staging has come."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from talaria.policy.calls import LineKey
 from talaria.policy.snapshot import LineState, Tier
@@ -28,8 +28,7 @@ TOO_LARGE = "the context is larger than the KV pool"
 NO_ROOM = "no free KV"
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchCost:
+class SwitchCost(NamedTuple):
     """A planned switch in seconds of ground truth before variation; bytes are per rank."""
 
     path: str
@@ -88,8 +87,12 @@ class InstanceMemory:
         self._pins: dict[int, Hold] = {}
         self._paths: dict[LineKey, tuple[int, int]] = {}
         self._evictions_seen = (0, 0)
+        self.pool_tokens = {name: regions.kv_pages * page_tokens for name, regions in self._regions.items()}
+        """What each model's KV region holds while it is active."""
         self.weight_bytes = {name: numbers.total_weight_bytes for name, numbers in self._numbers.items()}
         self.capacity_bytes = self._hardware.hbm_bytes * self._hardware.tp
+        self.host_weight_bytes = 0
+        """Of the images of opened models."""
         self.host_capacity_misses = 0
         self.peak_bytes = 0
 
@@ -246,18 +249,18 @@ class InstanceMemory:
     def free_tokens(self) -> int:
         return self._cache.free_tokens() if self._cache is not None else 0
 
-    def pool_tokens(self, model: str) -> int:
-        return self._regions[model].kv_pages * self._hardware.page_tokens
-
     # --- models ----------------------------------------------------------------------------------------------------
 
     def open(self, model: str) -> None:
         """``model`` leaves ``absent``: it has a host image, captured graphs and shells from now on."""
+        if model not in self._captured:
+            self.host_weight_bytes += self.weight_bytes[model]
         self._captured[model] = self._regions[model]
         self.peak_bytes = max(self.peak_bytes, self._layout.peak_bytes(self._needs[name] for name in self._captured))
 
     def close(self, model: str) -> None:
         del self._captured[model]
+        self.host_weight_bytes -= self.weight_bytes[model]
 
     def activate(self, model: str, now_s: float) -> None:
         """The KV region of ``model`` begins, empty."""
@@ -293,12 +296,13 @@ class InstanceMemory:
         staging.advance(offered - self._staging_offered_bytes, self._cache.pool.high_water)
         self._staging_offered_bytes = offered
 
-    def coverage(self, model: str, now_s: float) -> float:
-        """Share of ``model``'s weights that is staged clean by now."""
-        if self._staging is None or self._staging.target != model:
-            return 0.0
+    def staged(self, now_s: float) -> tuple[str | None, float, int]:
+        """(model being staged, share of its weights that is clean by now, bytes of the KV region that could take more)."""
+        staging = self._staging
+        if staging is None:
+            return None, 0.0, 0
         self._advance_staging(now_s)
-        return self._staging.coverage()
+        return staging.target, staging.coverage(), staging.slack_bytes * self._hardware.tp
 
     def dirty_share(self) -> float:
         return self._staging.dirty_share() if self._staging is not None else 0.0
@@ -385,16 +389,8 @@ class InstanceMemory:
         numbers = self._numbers[self._active]
         return numbers.weight_bytes, self._cache.resident_tokens * numbers.kv_bytes_per_token, self._staging.clean_bytes
 
-    def slack_bytes(self, now_s: float) -> int:
-        """Bytes of the active model's KV region that could still take staged weights."""
-        self._advance_staging(now_s)
-        return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0
-
     def host_kv_bytes(self) -> int:
         return self._registry.used_bytes
-
-    def host_weight_bytes(self) -> int:
-        return sum(self.weight_bytes[name] for name in self._captured)
 
     @property
     def restore_skips(self) -> Mapping[str, int]:

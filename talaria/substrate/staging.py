@@ -7,13 +7,12 @@ in layer ``i % layers`` of chunk row ``i // layers``. States are extents of chun
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from talaria.substrate.extents import Extent, ExtentSet
 
 
-@dataclass(frozen=True, slots=True)
-class GatherPlan:
+class GatherPlan(NamedTuple):
     """How one rank gets the target's weights at a switch: clean chunks device to device, the rest from the host."""
 
     model: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from talaria.substrate.layout import Regions
 from talaria.substrate.registry import HostRegistry, Ticket
@@ -18,8 +19,7 @@ PATHS = ("d2d", "partial", "h2d", "open")
 """From warmest to coldest."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchPlan:
+class SwitchPlan(NamedTuple):
     """What a switch will do on each rank; bytes are per rank.
 
     Phase 1 waits for ``drain`` and cancels the H2D of ``cancel_staging_of``; phase 2 follows ``gather``, or reads all
