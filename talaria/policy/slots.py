@@ -329,7 +329,7 @@ class SlotScheduler:
         self._slot = None
         self._promised_until_s = slot.promised_until_s
         model = view.models[slot.plan.model]
-        parked = tuple(i for i, item in model.waiting.items() if is_sp_eligible(item, slot.opened_s))
+        parked = tuple(call_id for call_id, item in model.waiting.items() if item.call.is_return)
         decode_s, predicted_s = _decode_since(model, slot.work)
         self._end_linger(slot, now_s)
         round_.closed.append(

@@ -194,6 +194,22 @@ def test_with_sp_off_every_waiting_return_is_parked() -> None:
     assert sum(slot.sp_admitted for summary in made.rounds for slot in summary.slots) == 0
 
 
+def test_a_return_can_be_parked_in_several_rounds() -> None:
+    made = decoding("a", "b", output=100, session_prefill=False)
+    made.submit(call(9, "b", output=4000))
+    made.run(0.5)
+    made.submit(*(call(number, turn=1, prompt=30_000, reusable=100) for number in (2, 3, 4)))  # one fits a slot
+    made.run()
+    assert [slot.parked_calls for summary in made.rounds for slot in summary.slots if slot.parked] == [(2, 3, 4), (3, 4), (4,)]
+
+
+def test_a_first_call_that_waits_is_no_handling_event() -> None:
+    made = decoding("a", "b")
+    made.submit(call(9, "b"), call(2))
+    made.run()
+    assert sum(slot.parked for summary in made.rounds for slot in summary.slots) == 0
+
+
 # --- decode, linger, and the one closing rule -----------------------------------------------------------------------------
 
 
