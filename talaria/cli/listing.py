@@ -16,11 +16,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def scenarios(json: JsonOption = False) -> None:
-    """List what can be simulated: instances, models, workload."""
+    """List what can be simulated: instances, models, workload. --json adds what was inferred rather than published."""
     from talaria.sim import scenario
 
-    rows = [{"scenario": name, "description": scenario.load(name).about} for name in scenario.names()]
-    _show(rows, json)
+    loaded = {name: scenario.load(name) for name in scenario.names()}
+    _show([{"scenario": name, "description": item.about, "notes": item.notes} for name, item in loaded.items()], json)
 
 
 @app.command()
@@ -71,7 +71,7 @@ def _show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         show_json(rows)
         return
-    columns = [name for name in rows[0] if name != "source"]
+    columns = [name for name in rows[0] if name not in ("source", "notes")]
     show_rows(columns, [[value_text(row[name]) for name in columns] for row in rows], wrapped=("description", "meaning"))
 
 

@@ -265,13 +265,13 @@ def events_per_round_deferred(run: Measured) -> float | None:
 
 @metric("", "lower")
 def model_opens(run: Measured) -> float:
-    """Calls whose placement made a model leave the absent state, or made the transition that the scenario counts as an open."""
+    """Calls whose model was absent on the chosen instance at placement, with no earlier call already opening it there."""
     return float(np.count_nonzero(_flagged(run, FLAG_OPEN)))
 
 
 @metric("", "lower")
 def avoidable_opens(run: Measured) -> float:
-    """The calls of model_opens for which another healthy instance had the model resident at placement."""
+    """The calls of model_opens for which another healthy instance held the model, or was opening it, at placement."""
     return float(np.count_nonzero(_flagged(run, FLAG_AVOIDABLE)))
 
 
