@@ -1,0 +1,81 @@
+"""Whether a large cluster costs more per call, and whether memory follows the calls: 64 instances against 8, equal load on each.
+
+Every run is a process of its own. Memory per call is the difference of the peaks of a full and a half run on 64 instances,
+over the calls between: live sessions are the same in both, so what grows is what a call leaves behind.
+
+    python benchmarks/scale.py [CALLS]      (100,000 by default: some two minutes)
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import dataclass
+
+from measure import cpu_s, report, run_process, timeout_us
+
+from talaria.sim import config, scenario
+from talaria.sim.run import plan, simulate
+
+SIZES = (8, 64)
+SESSIONS_PER_INSTANCE = 5
+MODELS = ("Qwen3-235B", "GLM5-nvfp4", "Qwen3.5-122B-A10B")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run: processor microseconds of a call and of a raw timeout, and the process's peak memory."""
+
+    call_us: float
+    timeout_us: float
+    peak_bytes: int
+
+
+def measure(instances: int, calls: int) -> Measured:
+    """Simulate ``calls`` calls on ``instances`` cold instances in this process."""
+    document = {
+        "schema": "talaria.scenario/1",
+        "name": f"scale-{instances}",
+        "about": "Cold instances that share three models, five sessions on each at any time.",
+        "profile": "paper-tp8",
+        "models": MODELS,
+        "instances": [{"count": instances, "max_resident_models": len(MODELS)}],
+        "workload": {"preset": "mixed", "models": MODELS, "sessions": calls, "first_calls": calls},
+        "gap_cap_s": 10,
+        "arrivals": f"closed_pool:{SESSIONS_PER_INSTANCE * instances}",
+    }
+    resolved = plan(scenario.Scenario.model_validate(document), config.get("talaria"))
+    took_s = cpu_s(lambda: simulate(resolved, 0))
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Measured(took_s / calls * 1e6, timeout_us(), peak_bytes)
+
+
+def measure_apart(instances: int, calls: int) -> Measured:
+    """The same in a process of its own."""
+    return Measured(**run_process(sys.executable, __file__, str(instances), str(calls)).json())
+
+
+def main(calls: int) -> None:
+    few, many = (measure_apart(size, calls) for size in SIZES)
+    half = measure_apart(SIZES[1], calls // 2)
+    grown_bytes = (many.peak_bytes - half.peak_bytes) / (calls - calls // 2)
+    few_ratio, many_ratio = few.call_us / few.timeout_us, many.call_us / many.timeout_us
+    report(
+        f"{calls:,} calls",
+        [
+            (f"a call on {SIZES[0]} instances", f"{few.call_us:.0f} us", f"{few_ratio:.0f} raw timeouts"),
+            (f"a call on {SIZES[1]} instances", f"{many.call_us:.0f} us", f"{many_ratio:.0f} raw timeouts"),
+            (f"{SIZES[1]} instances over {SIZES[0]}, in raw timeouts", f"{many_ratio / few_ratio:.2f}", "limit 1.5"),
+            ("memory that a further call leaves behind", f"{grown_bytes:.0f} bytes", "limit 64 bytes"),
+            (f"peak memory on {SIZES[1]} instances", f"{many.peak_bytes / 2**20:.0f} MiB", ""),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        found = measure(int(sys.argv[1]), int(sys.argv[2]))
+        print(json.dumps({"call_us": found.call_us, "timeout_us": found.timeout_us, "peak_bytes": found.peak_bytes}))
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) == 2 else 100_000)
