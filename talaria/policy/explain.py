@@ -67,5 +67,5 @@ def _line(candidate: Candidate, chosen: bool) -> str:
         )
     if candidate.note:
         parts.append(candidate.note)
-    parts.append("failed: " + ", ".join(failed) if failed else "all gates passed")
+    parts.append("all gates passed" if candidate.admissible else "failed: " + ", ".join(failed))
     return "  ".join(parts)

@@ -40,10 +40,6 @@ class PagePool:
         return self._free.total
 
     @property
-    def blocked_pages(self) -> int:
-        return self._blocked.total
-
-    @property
     def high_water(self) -> int:
         """One past the highest page in use now; from here on the region is clean."""
         if not self._blocked.total:
