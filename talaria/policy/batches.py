@@ -25,9 +25,9 @@ EMPTY = Batch((), (), 0.0)
 _UNKNOWN_OUTPUT_TOKENS = 1024  # reserved for a call whose output length nobody knows
 
 
-def is_sp_eligible(item: CallView, since_s: float) -> bool:
-    """A continuation that arrived after P and whose prefix is on the device or restorable here (SPEC §4.1)."""
-    return item.arrived_s > since_s and item.call.turn > 0 and item.device_tokens + item.host_tokens > 0
+def is_sp_eligible(item: CallView) -> bool:
+    """A continuation whose prefix is on the device or restorable here; it must also have arrived after P (SPEC §4.1)."""
+    return item.call.turn > 0 and item.device_tokens + item.host_tokens > 0
 
 
 def fair_order(items: Sequence[CallView]) -> Sequence[CallView]:

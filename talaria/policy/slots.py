@@ -78,6 +78,8 @@ class _Slot:
     batch_started_s: float = 0.0
     batch_predicted_s: float = 0.0
     batch_is_sp: bool = False
+    offered: set[int] = field(default_factory=set)
+    """Calls that waited when the slot opened, and so were P's to admit."""
     rejected: set[int] = field(default_factory=set)
     prefill_s: float = 0.0
     prefill_predicted_s: float = 0.0
@@ -404,6 +406,7 @@ class SlotScheduler:
         if model.held:
             commands.append(Resume(tuple((call_id, steps) for call_id in model.held)))
         batch = EMPTY
+        slot.offered.update(model.waiting)
         waiting = [item for call_id, item in model.waiting.items() if call_id not in slot.rejected]
         if waiting:
             room = view.capabilities.max_running - len(model.held) - len(model.running)
@@ -429,8 +432,8 @@ class SlotScheduler:
 
     def _admit_sp(self, slot: _Slot, model: ModelView, view: EngineView, now_s: float, commands: list[Command]) -> bool:
         """SP: a batch B ⊆ E that fits what is left after the decode already promised (SPEC §4.1)."""
-        opened_s = slot.opened_s
-        eligible = [item for i, item in model.waiting.items() if i not in slot.rejected and is_sp_eligible(item, opened_s)]
+        passed = slot.offered | slot.rejected
+        eligible = [item for call_id, item in model.waiting.items() if call_id not in passed and is_sp_eligible(item)]
         if not eligible:
             return False
         if self._knobs.sp_order == "cheapest":
@@ -504,9 +507,9 @@ class SlotScheduler:
 
     def _ordinary_waits(self, slot: _Slot, model: ModelView) -> bool:
         """A call that only P may admit waits, and did not fail to fit a moment ago."""
-        since_s = slot.opened_s
+        passed = slot.offered | slot.rejected
         return any(
-            item.arrived_s > since_s and call_id not in slot.rejected and not (slot.sp_allowed and is_sp_eligible(item, since_s))
+            call_id not in passed and not (slot.sp_allowed and is_sp_eligible(item))
             for call_id, item in model.waiting.items()
         )
 

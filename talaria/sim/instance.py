@@ -547,17 +547,7 @@ class SimInstance:
         self.view.healthy = False
         abandoned: list[Run] = []
         for model in self.view.models.values():
-            for calls in (model.running, model.held):
-                for call_id in list(calls):
-                    run = self.runs[call_id]
-                    self.memory.drop(run, self._env.now)
-                    if run.output_tokens == 0:  # cancelled: nobody waits for it
-                        del self.runs[call_id], calls[call_id]
-                        abandoned.append(run)
-                        continue
-                    run.view.generated_tokens = 0
-                    run.swapped = False
-                    model.waiting[call_id] = calls.pop(call_id)
+            abandoned += self._take_back(model)
             if model.residency is not Residency.ABSENT:
                 model.residency = Residency.PARKED
         self.memory.crash()
@@ -571,6 +561,24 @@ class SimInstance:
         for run in abandoned:
             self._cancelled(run)
         self._host.health_changed(self)
+
+    def _take_back(self, model: ModelView) -> list[Run]:
+        """Calls of a dead engine wait again, in order of arrival; returns those that were cancelled, for whom nobody waits."""
+        abandoned, waiting = [], list(model.waiting.values())
+        for calls in (model.running, model.held):
+            for call_id, item in calls.items():
+                run = self.runs[call_id]
+                self.memory.drop(run, self._env.now)
+                if run.output_tokens == 0:
+                    abandoned.append(self.runs.pop(call_id))
+                    continue
+                item.generated_tokens = 0
+                run.swapped = False
+                waiting.append(item)
+            calls.clear()
+        waiting.sort(key=lambda item: (item.arrived_s, item.call.id))
+        model.waiting = {item.call.id: item for item in waiting}
+        return abandoned
 
     def engine_up(self) -> None:
         self.view.healthy = True

@@ -23,7 +23,6 @@ from talaria.substrate.registry import Hold, HostRegistry, Ticket
 from talaria.substrate.staging import StagingMap
 from talaria.substrate.switch import plan_switch
 
-
 TOO_LARGE = "the context is larger than the KV pool"
 NO_ROOM = "no free KV"
 

@@ -215,6 +215,17 @@ class Conformance:
         scene.world.settle()
         assert_rest(scene)
 
+    def test_calls_that_a_dead_engine_held_wait_again_in_order_of_arrival(self) -> None:
+        scene = self.scene(Setup())
+        early = [scene.first(f"early{number}", prompt=8000, output=400).id for number in range(2)]
+        scene.until(lambda step: set(early) <= set(step.view.models[scene.world.models[0]].running))
+        late = scene.first("late", prompt=8000).id
+        scene.world.crash(0)
+        assert list(scene.world.steps[-1].view.models[scene.world.models[0]].waiting) == [*early, late]
+        scene.world.recover()
+        scene.world.settle()
+        assert_rest(scene)
+
     def test_a_refused_call_is_admitted_later(self) -> None:
         scene = self.scene(Setup())
         scene.world.refuse_next("no free KV")

@@ -34,13 +34,11 @@ def ids(batch: Batch) -> list[int]:
         (view(1, turn=1, host=800), True),
         (view(1, turn=1), False),
         (view(1, device=800), False),
-        (view(1, turn=1, device=800, arrived_s=0.5), False),
-        (view(1, turn=1, device=800, arrived_s=0.4), False),
     ],
-    ids=["device prefix", "host prefix", "no prefix", "first call", "arrived with P", "arrived before P"],
+    ids=["device prefix", "host prefix", "no prefix", "first call"],
 )
-def test_sp_eligible_is_a_continuation_after_p_with_a_prefix_here(item: CallView, eligible: bool) -> None:
-    assert is_sp_eligible(item, 0.5) is eligible
+def test_sp_eligible_is_a_continuation_with_a_prefix_here(item: CallView, eligible: bool) -> None:
+    assert is_sp_eligible(item) is eligible
 
 
 def test_tenants_take_turns_each_in_its_own_order() -> None:

@@ -181,6 +181,26 @@ def test_a_refused_sp_call_was_not_admitted_and_is_parked() -> None:
     assert (slot.sp_admitted, slot.parked_calls) == (0, (2,)) and made.ended[2][1] == "completed"
 
 
+def test_a_return_that_p_could_not_fit_is_not_let_in_by_sp() -> None:
+    made = host("a", "b", active="b")
+    items = [call(number, session=f"r{number}", turn=1, prompt=30_000, reusable=100) for number in (1, 2)]
+    for item in items:
+        made.cache(item.key, 100)
+    made.submit(*items, call(3, "b", output=3000))  # one return fits the slot, beside b's share of the round
+    made.run(5.0)
+    assert made.batches("P")[0] == (1,) and made.batches("SP") == []
+
+
+def test_a_call_that_comes_in_the_instant_in_which_p_was_formed_is_served_like_any_later_one() -> None:
+    made = host("a", "b")
+    made.submit(call(1, output=1000), call(2))
+    item = call(3, session="r", turn=1)
+    made.cache(item.key, 800)
+    made.submit(item)
+    made.run()
+    assert made.batches("SP") == [(3,)] and made.first_token_s[2] < made.ended[1][0]
+
+
 # --- handling events ------------------------------------------------------------------------------------------------------
 
 
