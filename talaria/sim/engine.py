@@ -33,16 +33,12 @@ class Run:
         "first_token_s",
         "grant",
         "host_tokens",
-        "kv_miss",
-        "locked_tokens",
         "lost_tokens",
         "node",
         "output_tokens",
         "parked",
         "placed_s",
-        "reason",
         "rounds_waited",
-        "route_flags",
         "spans",
         "start_generated",
         "start_step",
@@ -58,12 +54,10 @@ class Run:
         self.placed_s = view.arrived_s
         self.admitted_s = self.first_token_s = -1.0
         self.by_sp = self.swapped = False
-        self.device_tokens = self.host_tokens = self.lost_tokens = self.kv_miss = 0
-        self.locked_tokens = 0
+        self.device_tokens = self.host_tokens = self.lost_tokens = 0
         self.spans: tuple[tuple[int, int, int], ...] = ()
         self.parked = self.arrived_round = self.rounds_waited = 0
         self.grant = self.start_step = self.end_step = self.start_generated = 0
-        self.reason = self.route_flags = 0
 
     @property
     def context_tokens(self) -> int:

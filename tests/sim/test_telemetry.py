@@ -37,21 +37,21 @@ class SnapshotLog:
 
 def told(folder: Path, **telemetry: float) -> tuple[SnapshotLog, Any]:
     log = SnapshotLog()
-    work = [chain(f"s{number}", 4, gap_s=1.0) for number in range(6)]
+    work = [chain(f"s{number}", 8, gap_s=1.0) for number in range(6)]
     record = simulate(world(folder, work, instances=({"count": 2},), telemetry=telemetry), 0, log=log)  # type: ignore[arg-type]
     return log, record
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 1.5])
 def test_a_snapshot_arrives_its_delay_after_it_was_taken(delay_s: float, tmp_path: Path) -> None:
-    log, record = told(tmp_path, delay_s=delay_s)
+    log, record = told(tmp_path, delay_s=delay_s, heartbeat_s=1.0)
     late = [now_s - snapshot.time_s for snapshot, now_s in log.observed if now_s > 0.0]
     assert late and np.allclose(late, delay_s)
     assert (record.calls["outcome"] == COMPLETED).all()
 
 
 def test_versions_and_submissions_seen_only_rise(tmp_path: Path) -> None:
-    log, _ = told(tmp_path, delay_s=0.5)
+    log, _ = told(tmp_path, delay_s=0.5, heartbeat_s=1.0)
     for name in ("cold-0", "cold-1"):
         snapshots = [snapshot for snapshot, _ in log.observed if snapshot.instance == name]
         assert [item.version for item in snapshots] == sorted({item.version for item in snapshots})
