@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from talaria.policy.cost import CostTerms, Prefix
 
@@ -48,11 +48,35 @@ class Explanation:
     chosen: str | None
     reason: str
 
+    def as_dict(self) -> dict[str, Any]:
+        """For a program: everything above as plain values, seconds and tokens."""
+        return {
+            "call_id": self.call_id,
+            "model": self.model,
+            "now_s": self.now_s,
+            "chosen": self.chosen,
+            "reason": self.reason,
+            "lease": self.lease,
+            "candidates": [_candidate_dict(candidate) for candidate in self.candidates],
+        }
+
     def text(self) -> str:
         """For a terminal: one line per candidate, with the terms of Eq. 1 and the gates that failed."""
         where = self.chosen or "no instance"
         head = f"call {self.call_id} ({self.model}) at {self.now_s:.3f} s: {where} by {self.reason}; lease: {self.lease}"
         return "\n".join([head, *(_line(candidate, candidate.instance == self.chosen) for candidate in self.candidates)])
+
+
+def _candidate_dict(candidate: Candidate) -> dict[str, Any]:
+    terms = candidate.terms
+    return {
+        "instance": candidate.instance,
+        "cost_s": None if terms is None else terms.cost_s,
+        "terms": None if terms is None else terms._asdict(),
+        "prefix": {"tier": candidate.prefix.tier.value, "tokens": candidate.prefix.tokens},
+        "gates": [gate._asdict() for gate in candidate.gates],
+        "note": candidate.note,
+    }
 
 
 def _line(candidate: Candidate, chosen: bool) -> str:

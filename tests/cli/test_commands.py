@@ -96,6 +96,8 @@ def test_a_run_directory_replays_and_reports(scenario: str, capsys: pytest.Captu
     assert capsys.readouterr().out == "0 differences\n"
     Path("run/report.html").unlink()
     assert document(capsys, "report", "run") == written and Path("run/report.html").exists()
+    (placed,) = document(capsys, "report", "run", "--call", "i0000-m0:1")["placements"]
+    assert (placed["session"], placed["turn"], placed["chosen"]) == ("i0000-m0", 1, "cold-0")
 
 
 def test_a_log_of_another_policy_is_exit_1_with_the_differences(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from talaria.policy.explain import Explanation
@@ -75,6 +77,15 @@ def test_the_text_has_a_line_per_candidate_and_marks_the_chosen_one() -> None:
     assert lines[0].startswith("call 1 (m) at 0.000 s: b by cost; lease: none")
     assert lines[1].startswith("  a  cost 5.") and "all gates passed" in lines[1]
     assert lines[2].startswith("→ b  cost 0.")
+
+
+def test_an_explanation_is_plain_json_with_every_term_and_gate() -> None:
+    explanation = explained(snapshot("a", {"m": model()}), snapshot("b", {"n": model()}))
+    document = json.loads(json.dumps(explanation.as_dict(), allow_nan=False))
+    served, other = document["candidates"]
+    terms = explanation.candidates[0].terms
+    assert terms is not None and (served["terms"], served["cost_s"]) == (terms._asdict(), terms.cost_s)
+    assert {gate["name"]: gate["passed"] for gate in other["gates"]}["serves"] is False and other["terms"] is None
 
 
 def test_an_overload_is_explained_without_a_chosen_instance() -> None:
