@@ -1,0 +1,105 @@
+"""What the documentation shows is what the program takes: examples load, tables name everything, commands exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from talaria.cli.main import COMMANDS, run_command
+from talaria.profiles import names as profile_names
+from talaria.profiles.points import DecodePoint, PointsFile, PrefillPoint
+from talaria.sim import config, scenario
+from talaria.sim.run import plan
+from talaria.sim.scenario import InstanceGroup, Scenario
+from talaria.validation import parse
+from talaria.workload.importers import FORMATS
+from talaria.workload.trace import TraceFile
+from tests.conftest import REPOSITORY
+
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
+
+
+def page(name: str) -> str:
+    return (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+
+
+def block(name: str, language: str) -> str:
+    """The first fenced block of ``language`` on a page."""
+    found = re.search(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def first_cells(name: str) -> str:
+    """The first column of all tables of a page."""
+    return "\n".join(line.split("|")[1] for line in page(name).splitlines() if line.startswith("|"))
+
+
+def test_the_scenario_shown_can_be_run(tmp_path: Path) -> None:
+    path = tmp_path / "two-groups.yaml"
+    path.write_text(block("scenarios.md", "yaml"), encoding="utf-8")
+    planned = plan(scenario.load(str(path)), config.get("talaria"))
+    assert [item.capabilities.hot for item in planned.instances] == [False, True]
+
+
+def test_every_field_of_a_scenario_is_described() -> None:
+    said = page("scenarios.md")
+    fields = [info.alias or name for model in (Scenario, InstanceGroup) for name, info in model.model_fields.items()]
+    assert [name for name in fields if not re.search(rf"\b{name}\b", said)] == []
+
+
+def test_the_trace_shown_is_valid(tmp_path: Path) -> None:
+    text, at, values = block("traces.md", "json"), 0, []
+    while at < len(text.rstrip()):
+        value, at = json.JSONDecoder().raw_decode(text, at)
+        at += len(text[at:]) - len(text[at:].lstrip())
+        values.append(value)
+    path = tmp_path / "two.jsonl"
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    (session,) = TraceFile(path).sessions()
+    assert [call.line for call in session.calls] == ["main", "a1", "main"]
+
+
+def test_every_trace_format_is_listed() -> None:
+    assert set(re.findall(r"`([a-z0-9-]+)`", first_cells("traces.md"))) == set(FORMATS)
+    assert f"[{len(FORMATS)} formats]" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_points_shown_name_real_fields() -> None:
+    document: dict[str, Any] = json.loads(block("profiles.md", "json"))
+    points = document["models"]["Qwen3-32B"]
+    for row_of, rows in ((PrefillPoint, points["prefill"]), (DecodePoint, points["decode"])):
+        parse(row_of, rows[0], "docs/profiles.md")
+        rows *= 4  # a fit needs at least four; the page shows one
+    assert parse(PointsFile, document, "docs/profiles.md").base in profile_names()
+
+
+def test_every_shipped_profile_is_listed() -> None:
+    assert set(profile_names()) <= set(re.findall(r"`([a-z0-9-]+)`", first_cells("profiles.md")))
+
+
+def commands_shown() -> list[list[str]]:
+    """Every ``talaria-sim`` command line of every page, as words."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    shown = re.findall(r"^\$ talaria-sim (.*)$", text, re.MULTILINE) + re.findall(r"`talaria-sim ([^`]*)`", text)
+    shown += re.findall(r"^talaria-sim (.*)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in sorted(set(shown))]
+
+
+@pytest.mark.parametrize("words", commands_shown(), ids=" ".join)
+def test_a_command_shown_exists_with_its_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = words[:2] if words[0] in ("trace", "profile") else words[:1]
+    assert words[0] in COMMANDS and run_command([*command, "--help"]) == 0
+    known = capsys.readouterr().out
+    assert [word for word in words if word.startswith("-") and not re.search(rf"(^|\s){word}\b", known)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_page_that_is_linked_exists(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+\.md)\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
