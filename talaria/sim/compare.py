@@ -28,9 +28,10 @@ def document(batch: Batch, runs: dict[str, Document]) -> Document:
 
 
 def write(out: Path, document: Document, batch: Batch) -> None:
-    """``compare.json`` and ``compare.png`` in ``out``, beside the configurations' run directories."""
-    from talaria.report.figures import sct_by_configuration
+    """``compare.json`` and the figures of all configurations together in ``out``, beside their run directories."""
+    from talaria.report.figures import latency_cdfs, sct_by_configuration, switch_latency
     from talaria.report.style import to_png
 
     write_atomically(out / "compare.json", to_json(for_file(document)).encode())
-    write_atomically(out / "compare.png", to_png(sct_by_configuration(batch.records)))
+    for name, draw in (("compare", sct_by_configuration), ("latency", latency_cdfs), ("switches", switch_latency)):
+        write_atomically(out / f"{name}.png", to_png(draw(batch.records)))

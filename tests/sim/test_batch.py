@@ -81,7 +81,7 @@ def test_a_comparison_writes_a_document_a_figure_and_a_run_directory_per_configu
     with Batch(cases, range(2), by_seed=True) as batch:
         document = compare.document(batch, finished(batch))
         compare.write(tmp_path, document, batch)
-    assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.png", "talaria", "no-sp"}
+    assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.png", "latency.png", "switches.png", "talaria", "no-sp"}
     written = json.loads((tmp_path / "compare.json").read_text())
     assert written["schema"] == "talaria.compare/1" and "host" not in written["configs"]["talaria"]
 
