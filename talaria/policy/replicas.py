@@ -1,6 +1,6 @@
 """The replica gate: whether one more instance may open a model (SPEC §3.4, Eq. 2).
 
-Open a fresh replica of m on j only if ``gain(m, j) > T_swap(m, j) + μ_j·ΔW_m + nu_m``. A model that no healthy instance
+Open a fresh replica of m on j only if ``gain(m, j) > T_swap(m, j) + μ_j·ΔW_m + ν_m``. A model that no healthy instance
 holds passes, since somebody must open it.
 """
 
@@ -30,7 +30,7 @@ def hbm_price_s_per_gib(snapshot: InstanceSnapshot, mu0_s_per_gib: float) -> flo
 
 
 def open_price_s(snapshot: InstanceSnapshot, model: ModelSnapshot, mu0_s_per_gib: float, nu_s: float) -> float:
-    """The right side of Eq. 2 in seconds: T_swap + μ_j·ΔW_m + nu_m."""
+    """The right side of Eq. 2 in seconds: T_swap + μ_j·ΔW_m + ν_m."""
     return model.activate_s + hbm_price_s_per_gib(snapshot, mu0_s_per_gib) * (model.weight_bytes / GIB) + nu_s
 
 

@@ -23,7 +23,7 @@ from talaria.policy.replicas import DemandWindow, gain_s
 from talaria.policy.sessions import Usage
 from talaria.policy.snapshot import Capabilities, Tier
 
-__all__ = ["ROUTERS", "Lease", "LeaseCounts", "Overloaded", "ResidencyRouter", "Routed", "Router", "Usage"]
+__all__ = ["ROUTERS", "LeaseCounts", "Overloaded", "Routed", "Router", "Usage"]  # what a host needs
 
 
 class ResidencyRouter(Router):
