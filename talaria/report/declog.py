@@ -98,8 +98,8 @@ def read_log(path: Path) -> Iterator[tuple[int, Json]]:
                     yield number, json.loads(line)
                 except json.JSONDecodeError as error:
                     what = f"is no JSON: {error.msg}" if line.endswith("\n") else "the log breaks off in the middle of a record"
-                    raise InputError(what, where=f"{path}:{number}") from None
+                    raise InputError(what, where=f"{path}:{number}", allowed="one JSON object a line") from None
                 except RecursionError:
-                    raise InputError("is nested too deeply", where=f"{path}:{number}") from None
+                    raise InputError("is nested too deeply", where=f"{path}:{number}", allowed="one JSON object a line") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path), allowed=f"a decision log ({SCHEMA}, JSONL in UTF-8)") from None

@@ -96,7 +96,7 @@ def replay(path: Path) -> Differences:
         try:
             who, logged, decide = policies.decision(record)
         except (_Broken, CodecError, InputError) as error:
-            raise InputError(str(error), where=f"{path}:{number}") from None
+            raise InputError(str(error), where=f"{path}:{number}", fix="write the log again with this version") from None
         found.decisions += 1
         try:
             replayed = decide()
@@ -119,7 +119,8 @@ def _opened(path: Path, first: tuple[int, Json] | None) -> _Policies:
     try:
         return _Policies.build(header)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(f"the header does not describe the policies: {error}", where=where) from None
+        what = f"the header does not describe the policies: {error}"
+        raise InputError(what, where=where, fix="write the log again with this version") from None
     except InputError as error:
         raise InputError(error.what, where=where, allowed=error.allowed, fix=error.fix) from None
 

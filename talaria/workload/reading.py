@@ -160,7 +160,7 @@ def _csv_fields(text: str, where: str) -> list[str]:
     try:
         return next(csv.reader([text]))
     except csv.Error as error:
-        raise InputError(f"not CSV: {error}", where=where) from None
+        raise InputError(f"not CSV: {error}", where=where, allowed="fields separated by commas, as in the header") from None
 
 
 def _document(path: Path, first_line: int, lines: list[str]) -> Any:

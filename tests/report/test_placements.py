@@ -37,5 +37,5 @@ def test_one_turn_can_be_asked_for(log: Path) -> None:
 def test_an_unknown_session_or_turn_is_one_clear_line(log: Path) -> None:
     with pytest.raises(InputError, match=r"unknown session 'i0003-m7'.*did you mean"):
         list(placements(log, "i0003-m7"))
-    with pytest.raises(InputError, match="session 'i0003-m1' has no turn 99"):
+    with pytest.raises(InputError, match="session 'i0003-m1' has no turn 99; allowed: turns 0 to 4"):
         list(placements(log, "i0003-m1", 99))
