@@ -110,7 +110,8 @@ class Router(ABC):
         """Take a snapshot received at ``now_s``. Older versions are ignored: an instance's versions only rise."""
         self._overlay.seen(snapshot.instance, snapshot.seen_seq)
         if self._fleet.observe(snapshot, now_s):
-            self._overlay.changed.clear()
+            self._overlay.changed.clear()  # all of it is this instance's: every other method leaves nothing behind
+        self._fleet.load_changed()
         self._retry_soon(now_s)
 
     def heartbeat(self, instance: str, healthy: bool, now_s: float) -> None:

@@ -124,6 +124,14 @@ def test_an_older_version_is_ignored() -> None:
     assert routed(made.place(call(1), 0.2)).instance == "a"
 
 
+def test_what_an_older_version_has_seen_is_no_load_any_more_whatever_snapshot_comes_next() -> None:
+    made = router(idle("a", version=5), busy("b", 0.1))
+    made.place(call(1), 0.0)
+    made.observe(idle("a", version=4, seen_seq=1), 0.1)
+    made.observe(busy("b", 0.1, version=2), 0.1)
+    assert routed(made.place(call(2, key("s2")), 0.2)).instance == "a"
+
+
 def test_a_model_that_an_instance_no_longer_lists_is_not_placed_there() -> None:
     made = router(idle("a"), busy("b"))
     made.observe(snapshot("a", {"n": model()}, version=2), 0.1)
