@@ -54,11 +54,13 @@ def activation_s(view: EngineView, name: str) -> float:
 def step_s(model: ModelView, extra: int = 0, extra_context_tokens: int = 0) -> float:
     """t_D,m: the predicted decode step with all in-flight calls of the model, and ``extra`` more, in the batch."""
     running, held, context = model.running, model.held, extra_context_tokens
+    if not running and not held:
+        return model.timing.step_s(extra or 1, context)
     for item in running.values():
         context += item.call.prompt_tokens + item.generated_tokens
     for item in held.values():
         context += item.call.prompt_tokens + item.generated_tokens
-    return model.timing.step_s(len(running) + len(held) + extra or 1, context)
+    return model.timing.step_s(len(running) + len(held) + extra, context)
 
 
 def queued_work_s(model: ModelView) -> float:

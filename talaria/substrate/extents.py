@@ -109,7 +109,10 @@ class ExtentSet:
 
     def within(self, first: int, end: int) -> list[Extent]:
         """The members within [first, end), as extents in order."""
-        starts, ends, found = self._starts, self._ends, []
+        starts, ends = self._starts, self._ends
+        found: list[Extent] = []
+        if not starts or first >= ends[-1]:
+            return found
         at = max(0, bisect_right(starts, first) - 1)
         while at < len(starts) and starts[at] < end:
             low, high = max(first, starts[at]), min(end, ends[at])

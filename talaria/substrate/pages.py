@@ -74,7 +74,7 @@ class PagePool:
         """Give used pages back. Raises ValueError for a page that is not in use."""
         for first, count in extents:
             end = first + count
-            if first < 0 or end > self.total or self._blocked.within(first, end):
+            if first < 0 or end > self.total or (self._blocked.total and self._blocked.within(first, end)):
                 raise ValueError(f"[{first}, {end}) is not in use")
             self._free.add(first, count)
 

@@ -128,8 +128,9 @@ class PageTree(Generic[E]):
         Raises ValueError without a matching hold.
         """
         path: list[E] = []
+        entries = self.entries
         for key, _, end in steps:
-            found = self.entries.get(key)
+            found = entries.get(key)
             if found is None or end not in found.holds:
                 raise ValueError(f"no hold of {key!r} ends at page {end}")
             path.append(found)
@@ -140,7 +141,7 @@ class PageTree(Generic[E]):
             else:
                 del entry.holds[end]
                 if end == entry.held:
-                    entry.held = max(entry.holds, default=entry.first_page)
+                    entry.held = max(entry.holds) if entry.holds else entry.first_page
                     self.held_cost -= (end - entry.held) * entry.page_cost
             self._use(entry, end, now_s)
         return path
