@@ -85,7 +85,7 @@ def finish(axes: Sequence[Axis], batch: Batch, plot_directory: Path, out: Path |
 
 
 def _figure(axes: Sequence[Axis], points: Sequence[SweepPoint]) -> Any:
-    from talaria.report.figures import heat_maps, sweep_tradeoff
+    from talaria.report.sweep_figures import heat_maps, sweep_tradeoff
 
     estimates = {point.values: over_seeds(point.per_seed) for point in points}
     if len(axes) == 1:

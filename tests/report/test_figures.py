@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from talaria.report import figures
+from talaria.report import figures, sweep_figures
 from talaria.report.figures import MOST_POINTS
 from talaria.report.metrics import METRICS
 from talaria.report.statistics import Estimate, estimate
@@ -32,9 +32,9 @@ DRAWINGS: dict[str, Callable[[], Any]] = {
     "rounds": lambda: figures.round_composition(ONE["talaria"][0], 9.0),
     "switches": lambda: figures.switch_latency(TWO),
     "memory": lambda: figures.hbm_footprint(ONE["talaria"][0]),
-    "sweep": lambda: figures.sweep_tradeoff("tau", "s", [0.0, 0.5, 1.0], points(3)),
-    "sweep of names": lambda: figures.sweep_tradeoff("overload", "", ["queue", "shed"], points(2)),
-    "two knobs": lambda: figures.heat_maps(("tau", "nu"), [0.0, 1.0], [1.0, 5.0], {"residency_hit": [[0.5, None], [0.7, 0.9]]}),
+    "sweep": lambda: sweep_figures.sweep_tradeoff("tau", "s", [0.0, 0.5, 1.0], points(3)),
+    "sweep of names": lambda: sweep_figures.sweep_tradeoff("overload", "", ["queue", "shed"], points(2)),
+    "two knobs": lambda: sweep_figures.heat_maps(("tau", "nu"), [0.0, 1.0], [1.0, 5.0], {"residency_hit": [[0.5, None], [0.7, 0.9]]}),
 }
 EMPTY: dict[str, Callable[[], Any]] = {
     "latency": lambda: figures.latency_cdfs(NOTHING),
@@ -42,7 +42,7 @@ EMPTY: dict[str, Callable[[], Any]] = {
     "rounds": lambda: figures.round_composition(empty_record()),
     "switches": lambda: figures.switch_latency(NOTHING),
     "memory": lambda: figures.hbm_footprint(empty_record()),
-    "undefined sweep": lambda: figures.sweep_tradeoff("tau", "s", [0.0, 1.0], [dict.fromkeys(METRICS, estimate([]))] * 2),
+    "undefined sweep": lambda: sweep_figures.sweep_tradeoff("tau", "s", [0.0, 1.0], [dict.fromkeys(METRICS, estimate([]))] * 2),
 }
 
 
@@ -106,7 +106,7 @@ def test_rounds_that_follow_each_other_leave_no_bar_empty() -> None:
 
 def test_numbers_over_many_decades_and_names_stand_side_by_side() -> None:
     def positions(values: list[Any]) -> list[float]:
-        axes = figures.sweep_tradeoff("knob", "", values, points(len(values))).axes[0]
+        axes = sweep_figures.sweep_tradeoff("knob", "", values, points(len(values))).axes[0]
         return list(axes.get_xticks())
 
     assert positions([0.0, 0.5, 2.0]) == [0.0, 0.5, 2.0]
