@@ -29,7 +29,7 @@ class Tier(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an instance can do; a configuration that it cannot run is refused."""
+    """What an instance can do; its scheduler and the router are told nothing else about its kind."""
 
     hot: bool = False
     session_prefill: bool = True
