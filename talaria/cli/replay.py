@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from talaria.cli.console import note
+from talaria.cli.console import note, progress
 
 LogArgument = Annotated[Path, typer.Argument(metavar="LOG", help="A decisions.jsonl, of the simulator or of hardware.")]
 
@@ -19,7 +19,8 @@ def replay_decisions(log: LogArgument) -> None:
     """Feed a decision log's inputs through the policy again; exit 1 if any decision differs."""
     from talaria.sim.replay import replay
 
-    found = replay(log)
+    with progress("replaying", None) as advance:
+        found = replay(log, advance)
     note(f"{found.decisions} decisions replayed")
     print(f"{found.count} difference{'s' if found.count != 1 else ''}")
     for difference in found.first:

@@ -25,12 +25,15 @@ def report(directory: DirectoryArgument, call: CallOption = None, json: JsonOpti
     if call is not None:
         _explain(directory, call, as_json=json)
         return
-    from talaria.cli.console import note, show_document
+    from talaria.cli.console import note, progress, show_document
     from talaria.report import tables
     from talaria.report.files import rebuild_report
     from talaria.report.schema import read_run_document
 
-    note(f"report: {rebuild_report(directory)}")
+    with progress("drawing the report", 1) as advance:
+        path = rebuild_report(directory)
+        advance()
+    note(f"report: {path}")
     show_document(read_run_document(directory / "run.json"), tables.run_table, as_json=json)
 
 

@@ -69,7 +69,9 @@ def stats(
             trace = TraceFile(Path(folder, "imported.jsonl"))
             for line in [f"read as {format_name}: {report.lines()[0]}", *report.lines()[1:]]:
                 note(line)
-        table = regime(trace)
+        with progress("measuring", 1) as advance:
+            table = regime(trace)
+            advance()
     estimated = list(trace.header.estimated)
     if json:
         show_json({"schema": "talaria.trace-stats/1", "trace": trace.name, "estimated": estimated, **table})

@@ -83,8 +83,8 @@ class _Policies:
                 raise _Broken("is no record of a router or slots decision")
 
 
-def replay(path: Path) -> Differences:
-    """Feed the log's inputs through freshly built policies.
+def replay(path: Path, on_decision: Callable[[], None] = lambda: None) -> Differences:
+    """Feed the log's inputs through freshly built policies; ``on_decision`` is called after each.
 
     Raises InputError with file and line if the log is unreadable, of another schema, or holds a record that no policy takes.
     A policy that raises on a well-formed input counts as a difference and ends the replay: nothing after it can be compared.
@@ -105,6 +105,7 @@ def replay(path: Path) -> Differences:
             break
         if replayed != logged:
             found.add(Difference(number, who, record["now_s"], _short(logged), _short(replayed)))
+        on_decision()
     return found
 
 
