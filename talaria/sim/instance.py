@@ -299,7 +299,7 @@ class SimInstance:
 
     def _watch_phase(self) -> None:
         """Tell the host of each phase when it is over, for the timeline."""
-        phase = self._scheduler.phase
+        phase = self._scheduler.phase(self.view)
         before, since_s, of = self._phase
         if phase != before:
             if before != "idle" and of is not None:

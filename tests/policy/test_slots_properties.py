@@ -117,7 +117,7 @@ class Story:
         self.sp_batches += 1
         slot = made.scheduler._slot
         assert slot is not None and slot.promised_until_s <= slot.ends_s + 1e-9
-        model = made.view.models[slot.plan.model]
+        model = made.view.models[slot.model]
         batch = [model.waiting[call_id] for call_id, _ in command.batch]
         cost_s = sum(admission_s(model.timing, item) for item in batch)
         pace_s = step_s(model, len(batch), sum(item.call.prompt_tokens for item in batch))
