@@ -32,6 +32,7 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
     from talaria.sim import compare as comparison
     from talaria.sim.batch import Batch
     from talaria.sim.config import CONFIGS
+    from talaria.sim.interrupts import deferred
 
     names = comparison.MECHANISMS if configs is None else parse_names(configs, list(CONFIGS), kind="config", where="--configs")
     if len(names) < 2:
@@ -41,10 +42,11 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
     with Batch(cases, seeds, by_seed=True, decisions=options.decisions, timeline=options.timeline) as batch:
         announce(cases[0].plan)
         code = collect(batch)
-        runs = batch.finish(peak_rss_mib())
-        if runs:
-            document = comparison.document(batch, runs)
-            if options.out:
-                comparison.write(options.out, document, batch)
-            show_document(document, tables.compare_table, as_json=options.json)
+        with deferred():
+            runs = batch.finish(peak_rss_mib())
+            if runs:
+                document = comparison.document(batch, runs)
+                if options.out:
+                    comparison.write(options.out, document, batch)
+                show_document(document, tables.compare_table, as_json=options.json)
     raise typer.Exit(code)

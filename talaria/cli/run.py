@@ -23,6 +23,7 @@ def run(options: Options) -> None:
     from talaria.cli.request import announce, request
     from talaria.report import tables
     from talaria.sim.batch import Batch, Case
+    from talaria.sim.interrupts import deferred
 
     asked = request(options, default_scenario="quickstart")
     plan = asked.plan()
@@ -30,6 +31,7 @@ def run(options: Options) -> None:
     with Batch([case], seeds, by_seed=True, decisions=options.decisions, timeline=options.timeline) as batch:
         announce(plan)
         code = collect(batch)
-        for document in batch.finish(peak_rss_mib()).values():
-            show_document(document, tables.run_table, as_json=options.json)
+        with deferred():
+            for document in batch.finish(peak_rss_mib()).values():
+                show_document(document, tables.run_table, as_json=options.json)
     raise typer.Exit(code)

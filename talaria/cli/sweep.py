@@ -39,6 +39,7 @@ def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> 
     from talaria.report import tables
     from talaria.sim import sweep as sweeping
     from talaria.sim.batch import Batch
+    from talaria.sim.interrupts import deferred
 
     axes = parse_axes(knob, values)
     asked = request(options, default_scenario=sweeping.default_scenario(axes))
@@ -49,11 +50,12 @@ def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> 
     with Batch(cases, seeds, by_seed=False, decisions=options.decisions, timeline=options.timeline) as batch:
         announce(cases[0].plan)
         code = collect(batch)
-        batch.finish(peak_rss_mib())
-        document = sweeping.finish(axes, batch, options.out or PLOTS, options.out)
-        if document:
-            note(f"plot: {document['plot']}")
-            show_document(document, tables.sweep_table, as_json=options.json)
+        with deferred():
+            batch.finish(peak_rss_mib())
+            document = sweeping.finish(axes, batch, options.out or PLOTS, options.out)
+            if document:
+                note(f"plot: {document['plot']}")
+                show_document(document, tables.sweep_table, as_json=options.json)
     raise typer.Exit(code)
 
 

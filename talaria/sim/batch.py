@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from talaria.report.files import RunDirectory
 from talaria.report.metrics import metrics
 from talaria.report.record import RunRecord
 from talaria.report.statistics import SeedResult, sct_by_session
+from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import ordered_map
 from talaria.sim.run import RunPlan, beyond_evidence, simulate
 
@@ -112,16 +113,21 @@ class Batch:
 
     def run(self) -> Generator[Outcome, None, None]:
         """Run the jobs in order; what each yields is already kept. Closing the generator ends them."""
-        for outcome in ordered_map(run_job, self.jobs):
-            label = outcome.job.case.label
-            if not self.results[label]:
-                self.warnings.update(dict.fromkeys(outcome.warnings))
-            self.results[label].append(outcome.result)
-            self._cpu_s[label].append(outcome.cpu_s)
-            if outcome.record is not None:
-                self.records[label].append(outcome.record)
-                self._directories[label].add(outcome.record)
-            yield outcome
+        with closing(ordered_map(run_job, self.jobs)) as outcomes:
+            for outcome in outcomes:
+                with deferred():
+                    self._keep(outcome)
+                yield outcome
+
+    def _keep(self, outcome: Outcome) -> None:
+        label = outcome.job.case.label
+        if not self.results[label]:
+            self.warnings.update(dict.fromkeys(outcome.warnings))
+        self.results[label].append(outcome.result)
+        self._cpu_s[label].append(outcome.cpu_s)
+        if outcome.record is not None:
+            self.records[label].append(outcome.record)
+            self._directories[label].add(outcome.record)
 
     def finish(self, peak_rss_mib: float) -> dict[str, Document]:
         """The run documents of the cases with a finished seed, by label; their directories appear."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
+
+from talaria.sim.interrupts import withheld
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,9 +55,11 @@ def _cores() -> int:
 def _in_workers(function: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[R, None, None]:
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    executor = ProcessPoolExecutor(workers, mp_context=context)
     try:
-        yield from executor.map(function, items)
+        with withheld():
+            results = executor.map(function, items)
+        yield from results
     except BaseException:
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
