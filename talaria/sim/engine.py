@@ -95,6 +95,7 @@ class Engine:
         self._factor = 1.0
         self._macro_steps = 0
         self._macro_started_s = 0.0
+        self._macro_s = 0.0
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.decode_steps = 0
@@ -163,7 +164,8 @@ class Engine:
             steps = self._heap[0][0] - self._step
             self._macro_steps = steps if self._macro else min(steps, 1)
             self._macro_started_s = self._env.now
-            self._arm(self._factor * self._timing.steps_s(self._macro_steps, self._batch, self._context))
+            self._macro_s = self._factor * self._timing.steps_s(self._macro_steps, self._batch, self._context)
+            self._arm(self._macro_s)
         else:
             self._mode = _Mode.IDLE
             self._alarm = None
@@ -175,8 +177,8 @@ class Engine:
         if steps < self._macro_steps:
             assert self._timing is not None
             self._macro_steps = steps
-            took_s = self._factor * self._timing.steps_s(steps, self._batch, self._context)
-            self._arm(took_s - elapsed_s)
+            self._macro_s = self._factor * self._timing.steps_s(steps, self._batch, self._context)
+            self._arm(self._macro_s - elapsed_s)
 
     def _steps_within(self, elapsed_s: float) -> int:
         """The fewest whole steps that last at least ``elapsed_s``: the root of a·k² + b·k = elapsed, rounded up."""
@@ -229,9 +231,8 @@ class Engine:
             self._segment_ended(run, _reason(run))
 
     def _finish_macro_step(self) -> None:
-        assert self._timing is not None
         steps, batch = self._macro_steps, self._batch
-        self.decode_s += self._factor * self._timing.steps_s(steps, batch, self._context)
+        self.decode_s += self._macro_s
         self.decode_steps += steps
         self.decode_sequence_steps += steps * batch
         self.decode_context_steps += steps * self._context + batch * (steps * (steps - 1) // 2)
