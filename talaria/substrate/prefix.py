@@ -90,6 +90,17 @@ class PrefixForest:
             return (*item.above, (node, item.start, tokens))
         return tuple((owner, start, min(end, tokens)) for owner, start, end in item.above if start < tokens)
 
+    def common(self, a: int, b: int) -> int:
+        """Tokens that the paths of two nodes are known to share."""
+        shared = 0
+        for (node_a, _, end_a), (node_b, _, end_b) in zip(self.spans(a, self.end(a)), self.spans(b, self.end(b)), strict=False):
+            if node_a != node_b:
+                break
+            shared = min(end_a, end_b)
+            if end_a != end_b:
+                break
+        return shared
+
     def retain(self, node: int) -> None:
         self._nodes[node].references += 1
 

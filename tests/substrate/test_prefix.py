@@ -12,19 +12,6 @@ from hypothesis import strategies as st
 from talaria.substrate.prefix import BlockIndex, PrefixForest, common_prefix, page_hashes
 from tests.substrate.content import Contents
 
-
-def shared_tokens(forest: PrefixForest, a: int, b: int) -> int:
-    """Tokens that the paths of two nodes have in common."""
-    shared = 0
-    for (node_a, _, end_a), (node_b, _, end_b) in zip(forest.spans(a, forest.end(a)), forest.spans(b, forest.end(b)), strict=False):
-        if node_a != node_b:
-            break
-        shared = min(end_a, end_b)
-        if end_a != end_b:
-            break
-    return shared
-
-
 STEPS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.integers(0, 12)), min_size=1, max_size=25)
 
 
@@ -61,7 +48,7 @@ def test_paths_share_exactly_their_longest_common_prefix(steps: list[tuple[int, 
         for b in contents.nodes:
             pairs = list(zip(contents.paths[a], contents.paths[b], strict=False))
             shared = next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
-            assert shared_tokens(contents.forest, a, b) == shared
+            assert contents.forest.common(a, b) == shared
 
 
 def test_extending_at_the_end_grows_in_place_and_earlier_branches() -> None:
@@ -171,7 +158,7 @@ def test_equal_prefixes_of_different_sessions_share_nodes() -> None:
     index = BlockIndex(forest, 64)
     a = index.insert((1, 2, 3), 200)
     b = index.insert((1, 2, 9), 200)
-    assert shared_tokens(forest, a, b) == 128
+    assert forest.common(a, b) == 128
 
 
 def test_a_known_base_lets_a_line_grow_in_place_past_its_response() -> None:
@@ -189,7 +176,7 @@ def test_a_base_that_a_hash_contradicts_is_not_used() -> None:
     index = BlockIndex(forest, 64)
     node = index.insert((1, 2), 150)
     other = index.insert((1, 7, 8), 200, base=(node, 150))
-    assert shared_tokens(forest, node, other) == 64
+    assert forest.common(node, other) == 64
 
 
 def test_a_prompt_that_was_seen_whole_needs_no_new_node() -> None:
