@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import exp, inf
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,8 +94,8 @@ class Fleet:
         if old is not None:
             if snapshot.version <= old.version:
                 return False
-            if old.models.keys() != snapshot.models.keys():
-                for name in old.models.keys() - snapshot.models.keys():
+            for name in old.models:
+                if name not in snapshot.models:
                     self._columns[name].drop(i)
             faded = exp((old.time_s - snapshot.time_s) / self._knobs.control_window_s) if self._risk_s[i] else 0.0
             risks = max(0, snapshot.deadline_risk - old.deadline_risk)
@@ -227,7 +226,7 @@ class Fleet:
         self.round_room_s[i] = inf if roomy else self.round_bound_s - load_s
 
 
-def _timing_rows(timing: Timing) -> NDArray[Any]:
+def _timing_rows(timing: Timing) -> Vector:
     """Coefficients of features 1..5, equal for price and round: prefill of the suffix, recomputation of the prefix."""
     linear, quadratic = timing.prefill_s_per_token, timing.prefill_s_per_token2
     if timing.recompute_s_per_token > 0.0:
