@@ -83,19 +83,15 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
     on an idle instance begins with the active model instead, which saves a switch. ``oldest`` serves the model whose
     oldest call has waited longest first.
     """
-    names = list(view.models)
-    wanted = [name for name, model in view.models.items() if has_work(model)]
-    if not wanted:
-        return []
-    if knobs.visit_idle and len(wanted) < len(names):
-        wanted = [name for name, model in view.models.items() if has_work(model) or model.residency is not Residency.ABSENT]
+    models = view.models
+    names = list(models)
+    wanted = {name for name in names if has_work(models[name])}
+    if wanted and knobs.visit_idle:
+        wanted.update(name for name in names if models[name].residency is not Residency.ABSENT)
     if knobs.round_order == "oldest":
-        return sorted(wanted, key=lambda name: (_oldest_arrival_s(view.models[name]), names.index(name)))
-    if view.active is None:
-        return wanted
-    first = names.index(view.active) + (1 if continuing else 0)
-    before = set(names[:first])
-    return [name for name in wanted if name not in before] + [name for name in wanted if name in before]
+        return sorted((name for name in names if name in wanted), key=lambda name: _oldest_arrival_s(models[name]))
+    first = 0 if view.active is None else names.index(view.active) + continuing
+    return [name for name in names[first:] + names[:first] if name in wanted]
 
 
 def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0) -> RoundPlan:

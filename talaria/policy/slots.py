@@ -218,11 +218,12 @@ class SlotScheduler:
             if self._open_with_p(slot, model, view, now_s, commands):
                 return
         spent = now_s >= slot.ends_s - _EPS_S
-        if not spent and slot.sp_allowed and self._admit_sp(slot, model, view, now_s, commands):
-            return
-        if not spent and self._only_this_model(view, slot.model) and self._ordinary_waits(slot, model):
-            self._close_slot(slot, view, now_s, commands)  # no switch is at stake: a new slot of the same model admits at once
-            return
+        if model.waiting and not spent:
+            if slot.sp_allowed and self._admit_sp(slot, model, view, now_s, commands):
+                return
+            if self._ordinary_waits(slot, model) and self._only_this_model(view, slot.model):
+                self._close_slot(slot, view, now_s, commands)  # no switch is at stake: a new slot of the same model admits at once
+                return
         until_s = now_s if spent or not slot.sp_allowed else self._expected_until_s(slot, model, now_s)
         slot.draining = until_s <= now_s + _EPS_S
         if not slot.draining:
