@@ -18,11 +18,11 @@ from talaria.errors import InputError, unknown_name
 from talaria.validation import parse
 from talaria.workload.importers.assemble import (
     MAIN,
-    TYPICAL_OUTPUT_TOKENS,
     UNNAMED_MODEL,
     RecordedCall,
     assemble,
     chars_of,
+    output_or_typical,
     tokens_of_chars,
 )
 from talaria.workload.importers.report import Imported, ImportReport
@@ -108,10 +108,7 @@ class _Walk:
         continues = after[0] if history_tokens else None
         for number, turn in enumerate(self.graph[name].turns):
             prompt_tokens = history_tokens + sum(tokens_of_chars(chars_of(message.content)) for message in turn.messages)
-            output_tokens = turn.max_tokens
-            if output_tokens is None:
-                self.report.note(f"responses of unknown length taken as {TYPICAL_OUTPUT_TOKENS} tokens")
-                output_tokens = TYPICAL_OUTPUT_TOKENS
+            output_tokens = output_or_typical(turn.max_tokens, self.report)
             key = f"{name}#{number}"
             yield RecordedCall(
                 turn.model or UNNAMED_MODEL, prompt_tokens, output_tokens, agent, parent, gap_s=turn.delay / 1000.0,

@@ -15,11 +15,11 @@ from pydantic import AliasChoices, Field
 
 from talaria.validation import parse
 from talaria.workload.importers.assemble import (
-    TYPICAL_OUTPUT_TOKENS,
     UNNAMED_MODEL,
     RecordedCall,
     assemble,
     in_start_order,
+    output_or_typical,
     tokens_of_chars,
 )
 from talaria.workload.importers.report import Imported, ImportReport
@@ -66,10 +66,7 @@ def _calls(conversation: _Conversation, report: ImportReport) -> list[RecordedCa
     history_tokens = 0
     for turn in conversation.turns:
         prompt_tokens = history_tokens + tokens_of_chars(len(turn.text or "") + sum(len(text) for text in turn.texts))
-        output_tokens = turn.output_length
-        if output_tokens is None:
-            report.note(f"responses of unknown length taken as {TYPICAL_OUTPUT_TOKENS} tokens")
-            output_tokens = TYPICAL_OUTPUT_TOKENS
+        output_tokens = output_or_typical(turn.output_length, report)
         calls.append(RecordedCall(turn.model or UNNAMED_MODEL, prompt_tokens, output_tokens, gap_s=turn.delay / 1000.0))
         history_tokens = prompt_tokens + output_tokens
     return calls

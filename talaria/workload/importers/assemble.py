@@ -59,6 +59,14 @@ def tokens_of_chars(chars: int) -> int:
     return max(1, -(-chars // CHARS_PER_TOKEN))
 
 
+def output_or_typical(output_tokens: int | None, report: ImportReport) -> int:
+    """The recorded response, or the median one where none was recorded, which the report then counts."""
+    if output_tokens is None:
+        report.note(f"responses of unknown length taken as {TYPICAL_OUTPUT_TOKENS} tokens")
+        return TYPICAL_OUTPUT_TOKENS
+    return output_tokens
+
+
 def chars_of(content: Any) -> int:
     """Characters of a chat message's content: a text, or a list of parts with texts."""
     if isinstance(content, str):
