@@ -14,7 +14,7 @@ from typing import Any
 
 from talaria.errors import InputError
 from talaria.report import record as flags
-from talaria.report.record import OUTCOMES, PATHS, REASONS, Columns, RunRecord, hbm_columns
+from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, REASONS, Columns, RunRecord, hbm_columns
 
 TABLES = ("calls", "rounds", "slots", "switches", "hbm_samples")
 SCALARS = (
@@ -22,8 +22,8 @@ SCALARS = (
     "restore_skips", "host_capacity_misses", "peak_hbm_bytes", "deadline_risk", "makespan_s", "events",
 )  # fmt: skip
 KV_STATES = ("device", "host", "missing")
-NOWHERE = {"instance": 0xFFFF, "source": -1}
-"""The code of "none": a call that was never placed, a switch from no model."""
+NOWHERE = {"instance": NO_INSTANCE, "source": NO_MODEL}
+"""Columns that may hold none of their names, with the code of none."""
 
 FLAG_COLUMNS = {
     "is_return": flags.FLAG_RETURN,

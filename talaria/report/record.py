@@ -29,6 +29,11 @@ FLAG_WARMUP = 128  # outside the measured window
 
 KV_DEVICE, KV_HOST, KV_MISSING = 0, 1, 2
 
+NO_INSTANCE = 0xFFFF
+"""In place of an instance: the call was never placed."""
+NO_MODEL = -1
+"""In place of a switch's source: no model was active."""
+
 
 class Columns:
     """Append-only typed columns; ``append`` takes one value per column, in order.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from talaria.report.parquet import FLAG_COLUMNS, KV_STATES
-from talaria.report.record import OUTCOMES, PATHS, PHASES, REASONS, Columns, RunRecord
+from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, PHASES, REASONS, Columns, RunRecord
 
 Event = dict[str, Any]
 
@@ -77,7 +77,7 @@ def _switches(record: RunRecord) -> Iterator[Event]:
     for row in _rows(record.switches):
         instance, _, source, target, started_s, total_s, *phases_s, path, coverage, dirty, d2d_bytes, h2d_bytes = row
         args = {
-            "from": record.models[source] if source >= 0 else None,
+            "from": record.models[source] if source != NO_MODEL else None,
             "coverage": coverage,
             "dirty": dirty,
             "d2d_gib": d2d_bytes / 2**30,
@@ -125,7 +125,7 @@ def _call(record: RunRecord, call: Event, tid: int) -> Iterator[Event]:
     ended_s = start_s + call["e2e_s"]
     args = {
         "outcome": outcome,
-        "instance": record.instances[call["instance"]] if call["instance"] < len(record.instances) else None,
+        "instance": record.instances[call["instance"]] if call["instance"] != NO_INSTANCE else None,
         "reason": REASONS[call["reason"]],
         "prefix": KV_STATES[call["kv_state"]],
         **{name: call[name] for name in record.calls.names if name.endswith("_tokens")},

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from talaria.report.metrics import metrics
 from talaria.report.parquet import FLAG_COLUMNS, RecordWriter, read_records
-from talaria.report.record import Columns, RunRecord
+from talaria.report.record import NO_INSTANCE, Columns, RunRecord
 from tests.report.synthetic import add_call, empty_record, plausible_record, small_record
 
 
@@ -55,10 +55,10 @@ def test_calls_carry_names_absolute_times_and_both_kinds_of_ttft(tmp_path: Path)
 
 def test_a_call_that_was_never_placed_has_no_instance(tmp_path: Path) -> None:
     record = empty_record()
-    add_call(record, 0, 0, 1.0, 0.0, 0.0, outcome="shed", instance=0xFFFF)
+    add_call(record, 0, 0, 1.0, 0.0, 0.0, outcome="shed", instance=NO_INSTANCE)
     path = write(tmp_path, record)
     assert pq.read_table(path / "calls.parquet")["instance"].to_pylist() == [None]
-    assert read_records(path)[0].calls["instance"].tolist() == [0xFFFF]
+    assert read_records(path)[0].calls["instance"].tolist() == [NO_INSTANCE]
 
 
 def test_memory_samples_survive_where_they_were_taken(tmp_path: Path) -> None:
