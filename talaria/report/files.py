@@ -6,10 +6,13 @@ leaves no half-written directory behind.
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,16 +52,17 @@ class StagedDirectory:
     def commit(self) -> None:
         """Rename the staged files into place; what was at ``path`` is gone afterwards, or still there if this fails."""
         self.staging.chmod(0o777 & ~_umask())
-        if not self.path.exists():
-            self.staging.rename(self.path)
-            return
-        previous = self.staging.with_suffix(".previous")
-        self.path.rename(previous)
-        try:
-            self.staging.rename(self.path)
-        except BaseException:
-            previous.rename(self.path)
-            raise
+        with _turn_in(self.path.parent):
+            if not self.path.exists():
+                self.staging.rename(self.path)
+                return
+            previous = self.staging.with_suffix(".previous")
+            self.path.rename(previous)
+            try:
+                self.staging.rename(self.path)
+            except BaseException:
+                previous.rename(self.path)
+                raise
         shutil.rmtree(previous)
 
 
@@ -136,12 +140,27 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+@contextmanager
+def _turn_in(directory: Path) -> Iterator[None]:
+    """One commit into ``directory`` at a time: several runs may have been given the same --out, and the last one is to win."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _check_replaceable(path: Path) -> None:
-    if not path.exists():
+    try:
+        held = os.listdir(path)
+    except FileNotFoundError:
         return
-    if not path.is_dir():
-        raise InputError("exists and is no directory", where=str(path), fix="choose another --out")
-    foreign = sorted(entry.name for entry in path.iterdir() if not any(fnmatch.fnmatch(entry.name, known) for known in OUR_FILES))
+    except NotADirectoryError:
+        raise InputError("exists and is no directory", where=str(path), fix="choose another --out") from None
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", where=str(path), fix="choose another --out") from None
+    foreign = sorted(name for name in held if not any(fnmatch.fnmatch(name, known) for known in OUR_FILES))
     if foreign:
         raise InputError(
             f"holds {foreign[0]!r}, which is no earlier output",

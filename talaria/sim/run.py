@@ -261,7 +261,8 @@ def _build(
 
 
 def _close_books(record: RunRecord, counts: LeaseCounts, instances: list[SimInstance]) -> None:
-    record.leases_granted, record.leases_used, record.leases_unused = counts.granted, counts.used, counts.unused
+    record.leases_granted, record.leases_used = counts.granted, counts.used
+    record.leases_unused = counts.granted - counts.used - counts.returned  # for one that is still live no call is left to come
     for instance in instances:
         memory = instance.memory
         wrong = memory.audit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,18 @@ def test_a_damaged_or_missing_table_is_refused_by_name(finished: Path, tmp_path:
     (copy / "calls.parquet").unlink()
     with pytest.raises(InputError, match=r"calls\.parquet: cannot be read"):
         read_run(copy)
+
+
+def commit_often(path: str, number: int) -> None:
+    for _ in range(50):
+        with StagedDirectory(path) as directory:
+            (directory.staging / "run.json").write_text(str(number))
+            directory.commit()
+
+
+def test_runs_into_one_directory_at_once_take_turns_and_leave_one_of_them(tmp_path: Path) -> None:
+    threads = ThreadPoolExecutor(4)
+    for done in [threads.submit(commit_often, str(tmp_path / "out"), number) for number in range(4)]:
+        done.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "run.json").read_text() in "0123"
