@@ -104,11 +104,11 @@ class Pricer:
         return Costs(waits_s, cost_s, round_s)
 
     def _demand(self, call: Call) -> Demand:
-        """``call`` in the policy's numbers. Less than a page is never reused: it is suffix (``Timing.page_tokens``)."""
+        """``call`` in the policy's numbers. Up to a page is never reused: it is suffix (``Timing.page_tokens``)."""
         output = self._sessions.expected_output_tokens(call)
         columns = self._fleet.columns(call.key.model)
         reusable = min(call.reusable_tokens, call.prompt_tokens)
-        if columns is None or reusable < columns.page_tokens:
+        if columns is None or reusable <= columns.page_tokens:
             reusable = 0
         suffix = max(1, call.prompt_tokens - reusable)
         return Demand(call.prompt_tokens, reusable, suffix, output, min(output, self._round_steps))

@@ -38,12 +38,12 @@ class Timing:
     recompute_base_s: float = 0.0
     recompute_s_per_token: float = 0.0
     page_tokens: int = 64
-    """The unit of prefix reuse: less than a page is never a lost prefix, only suffix."""
+    """The unit of prefix reuse: up to a page is never a lost prefix, only suffix, since the last page is not kept whole."""
 
     def prefill_s(self, new_tokens: int, cached_tokens: int, lost_tokens: int = 0) -> float:
         """Prefill of ``new_tokens`` after ``cached_tokens`` on the device, ``lost_tokens`` of the prefix recomputed."""
         if lost_tokens > 0:
-            if self.recompute_s_per_token > 0.0 and lost_tokens >= self.page_tokens:
+            if self.recompute_s_per_token > 0.0 and lost_tokens > self.page_tokens:
                 lost_s = self.recompute_base_s + self.recompute_s_per_token * lost_tokens
                 if new_tokens <= 0:
                     return lost_s

@@ -126,10 +126,21 @@ class InstanceMemory:
             self.restored(run)
             return NO_ROOM
         run.spans = spans
-        if run.lost_tokens >= self._hardware.page_tokens and self._hkvr:
-            declined = self._registry.declines(call.key.model, self._forest.spans(run.node, call.prompt_tokens), run.device_tokens)
-            self.host_capacity_misses += not declined and call.key in self._paths
+        self.host_capacity_misses += self._hkvr and self._was_evicted(run)
         return None
+
+    def _was_evicted(self, run: Run) -> bool:
+        """Whether the call lost a prefix that was computed here; a restore declined for its recurrent state is another matter.
+
+        Never restorable was the last page, and what lies beyond the last checkpoint of recurrent state.
+        """
+        call, forest = run.view.call, self._forest
+        unit_tokens = max(self._hardware.page_tokens, self._numbers[call.key.model].checkpoint_tokens)
+        if run.lost_tokens <= unit_tokens:
+            return False
+        declined = self._registry.declines(call.key.model, forest.spans(run.node, call.prompt_tokens), run.device_tokens)
+        served = self._paths.get(call.key, (-1, 0))[0]
+        return not declined and served in forest and forest.common(served, run.node) >= call.reusable_tokens - unit_tokens
 
     def restored(self, run: Run) -> None:
         """The restore of an admitted call is over: its DMA pins go."""
