@@ -19,6 +19,16 @@ LONGEST_VALUE = 60
 """Characters of a value that an error repeats."""
 
 
+PLAIN = {
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "too_short": "at least {min_length}",
+    "string_too_short": "at least {min_length} character",
+}
+"""What pydantic words in terms of Python, by the type of its finding."""
+
+
 def parse(model: type[M], value: Any, where: str) -> M:
     """``value`` as ``model``. Raises InputError at ``where`` for the first thing that is wrong with it."""
     try:
@@ -58,6 +68,8 @@ def _as_input_error(error: ValidationError, model: type[BaseModel], where: str) 
         inside = ", ".join(_fields_at(model, place))
         return InputError(f"{field} is not an object", where=where, allowed=f"an object with {inside}")
     allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if kind in PLAIN:
+        allowed = PLAIN[kind].format(**first.get("ctx", {}))
     if kind == "value_error" and isinstance(given, dict):  # a rule between its fields: the whole of it would say nothing
         return InputError(field, where=where, allowed=allowed)
     value = repr(given)
