@@ -23,7 +23,7 @@ PLAIN = {
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "an object",
-    "too_short": "at least {min_length}",
+    "too_short": "at least {min_length} item",
     "string_too_short": "at least {min_length} character",
 }
 """What pydantic words in terms of Python, by the type of its finding."""

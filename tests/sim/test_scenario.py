@@ -46,7 +46,7 @@ BAD_FIELDS = [
     ({"instances": [{"cuont": 2}]}, ["mine.yaml", "instances[0].cuont", "did you mean 'count'"]),
     ({"instances": [{"count": 0}]}, ["mine.yaml", "instances[0].count = 0", "greater than or equal to 1"]),
     ({"instances": [{"count": True}]}, ["instances[0].count = True", "integer"]),
-    ({"instances": []}, ["mine.yaml", "instances = []", "allowed: at least 1"]),
+    ({"instances": []}, ["mine.yaml", "instances = []", "allowed: at least 1 item"]),
     ({"instances": 3}, ["mine.yaml", "instances = 3", "allowed: a list"]),
     ({"workload": []}, ["mine.yaml", "workload = []", "allowed: an object"]),
     ({"name": ""}, ["mine.yaml", "name = ''", "allowed: at least 1 character"]),
