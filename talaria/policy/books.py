@@ -160,7 +160,7 @@ class Router(ABC):
 
     def completed(self, call: Call, instance: str, usage: Usage, now_s: float) -> Lease | None:
         """The response is complete: update the session table and reserve the line's return for τ."""
-        self._expire(now_s)
+        self._leases.expire(now_s)
         self._close(call, now_s)
         self._sessions.completed(call.key, instance, usage, now_s)
         lease = self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s)
