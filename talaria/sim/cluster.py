@@ -29,6 +29,7 @@ from talaria.report.record import (
     KV_DEVICE,
     KV_HOST,
     KV_MISSING,
+    NO_INSTANCE,
     OUTCOMES,
     PATHS,
     PHASES,
@@ -36,7 +37,7 @@ from talaria.report.record import (
     RunRecord,
 )  # fmt: skip
 from talaria.sim.engine import Run
-from talaria.sim.instance import CallTruth, SimInstance, SwitchRecord
+from talaria.sim.instance import CallTruth, LogicalSwitch, SimInstance
 from talaria.sim.prefixes import PromptBook
 from talaria.sim.scenario import Telemetry
 from talaria.workload.session import Session, TraceCall
@@ -102,6 +103,7 @@ class Cluster:
         self._started_sessions = 0
         self._no_more_sessions = False
         self._poll_alarm: Event | None = None
+        self._quiet: Event | None = None
 
     @property
     def watches_phases(self) -> bool:
@@ -183,6 +185,7 @@ class Cluster:
 
     def _release(self, live: _Live, index: int) -> Event:
         trace, env = live.session.calls[index], self._env
+        self._end_quiet()
         self._issued += 1
         call_id = self._issued
         live.issued.add(index)
@@ -335,20 +338,36 @@ class Cluster:
             self._poll()
 
     def _heartbeats(self) -> Generator[Event, Any, None]:
-        """Between slots: what has changed since its last snapshot is published, what has not is only known to be alive."""
+        """Between slots: what has changed since its last snapshot is published, what has not is only known to be alive.
+
+        Nothing beats while nothing happens anywhere; the next call finds the beats that it would have heard.
+        """
         heartbeat_s = self._telemetry.heartbeat_s
         while True:
             yield Timeout(self._env, heartbeat_s)
-            now_s = self._env.now
             for instance in self._instances:
-                if now_s - instance.published_s < 0.5 * heartbeat_s:
+                if self._env.now - instance.published_s < 0.5 * heartbeat_s:
                     continue
                 if instance.changed:
                     self._publish(instance)
                 else:
-                    self._router.heartbeat(instance.id, instance.healthy(), now_s)
-                    if self._log is not None:
-                        self._log.router("heartbeat", (instance.id, instance.healthy(), now_s), None, now_s)
+                    self._beat(instance)
+            if not any(instance.changed or instance.runs for instance in self._instances):
+                self._quiet = self._env.event()
+                yield self._quiet
+
+    def _beat(self, instance: SimInstance) -> None:
+        now_s, healthy = self._env.now, instance.healthy()
+        self._router.heartbeat(instance.id, healthy, now_s)
+        if self._log is not None:
+            self._log.router("heartbeat", (instance.id, healthy, now_s), None, now_s)
+
+    def _end_quiet(self) -> None:
+        quiet, self._quiet = self._quiet, None
+        if quiet is not None:
+            quiet.succeed()
+            for instance in self._instances:
+                self._beat(instance)
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -357,8 +376,7 @@ class Cluster:
         call, trace, now_s = run.view.call, live.session.calls[index], self._env.now
         enqueued_s = call.enqueued_s
         cached = run.device_tokens + run.host_tokens
-        unbalanced = cached > call.prompt_tokens or run.lost_tokens != max(0, call.reusable_tokens - cached)
-        if unbalanced and outcome == _COMPLETED:
+        if outcome == _COMPLETED and cached + run.lost_tokens + run.new_tokens != call.prompt_tokens:
             raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
         flags = self._flags(live, trace, run, instance, routed)
         kv_state = KV_MISSING if cached == 0 else KV_HOST if run.host_tokens > 0 else KV_DEVICE
@@ -396,7 +414,7 @@ class Cluster:
         trace, waited_s = live.session.calls[index], self._env.now - enqueued_s
         flags = (FLAG_RETURN if trace.turn > 0 else 0) | (FLAG_WARMUP if enqueued_s < self._warmup_s else 0)
         self._record.calls.append(
-            live.number, self._line_number(live, trace), min(trace.turn, 65535), self._model_code[trace.model], 0, outcome,
+            live.number, self._line_number(live, trace), min(trace.turn, 65535), self._model_code[trace.model], NO_INSTANCE, outcome,
             _REASON["queue"], flags, 0, 0, KV_MISSING, enqueued_s, waited_s, waited_s, waited_s, waited_s, trace.prompt_tokens, 0, 0, 0, 0,
         )  # fmt: skip
 
@@ -423,7 +441,7 @@ class Cluster:
             int(summary.infeasible),
         )  # fmt: skip
 
-    def switched(self, instance: SimInstance, switch: SwitchRecord) -> None:
+    def switched(self, instance: SimInstance, switch: LogicalSwitch) -> None:
         source = -1 if switch.source is None else self._model_code[switch.source]
         self._record.switches.append(
             instance.index, instance.rounds, source, self._model_code[switch.target], switch.started_s, sum(switch.phases_s),

@@ -34,6 +34,7 @@ class Run:
         "grant",
         "host_tokens",
         "lost_tokens",
+        "new_tokens",
         "node",
         "output_tokens",
         "parked",
@@ -54,7 +55,7 @@ class Run:
         self.placed_s = view.arrived_s
         self.admitted_s = self.first_token_s = -1.0
         self.by_sp = self.swapped = False
-        self.device_tokens = self.host_tokens = self.lost_tokens = 0
+        self.device_tokens = self.host_tokens = self.lost_tokens = self.new_tokens = 0
         self.spans: tuple[tuple[int, int, int], ...] = ()
         self.parked = self.arrived_round = self.rounds_waited = 0
         self.grant = self.start_step = self.end_step = self.start_generated = 0

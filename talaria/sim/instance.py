@@ -38,7 +38,6 @@ from talaria.policy.instance import (
     RoundSummary,
     SegmentEnded,
     Stage,
-    StageProgress,
     Stop,
     Switch,
     SwitchDone,
@@ -48,12 +47,12 @@ from talaria.policy.instance import (
     Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
-from talaria.policy.predict import Predictor
+from talaria.policy.predict import Predictor, split_prompt
 from talaria.policy.slots import SlotScheduler
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, LineState, ModelSnapshot, Residency, Tier
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Engine, Run
-from talaria.sim.memory import TOO_LARGE, InstanceMemory
+from talaria.sim.memory import NO_ROOM, TOO_LARGE, InstanceMemory
 from talaria.sim.noise import Factors
 
 
@@ -82,13 +81,16 @@ class Host(Protocol):
 
     def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None: ...
 
-    def switched(self, instance: SimInstance, switch: SwitchRecord) -> None: ...
+    def switched(self, instance: SimInstance, switch: LogicalSwitch) -> None: ...
 
     def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None: ...
 
 
-class SwitchRecord(NamedTuple):
-    """One logical switch or open: slowest rank per phase, path of the worst rank (SPEC §5.4)."""
+class LogicalSwitch(NamedTuple):
+    """One switch or open of the whole group: the phases of its slowest rank (SPEC §5.4).
+
+    Ranks move the same bytes by the same path, so the slowest is the one whose copies vary most.
+    """
 
     source: str | None
     target: str
@@ -375,9 +377,9 @@ class SimInstance:
         if cached < promised:
             self._inbox.append(RestoredShort(call.id, promised - cached))
         timing = self._ground.timing[call.key.model]
-        new_tokens = call.prompt_tokens - cached - run.lost_tokens
+        *_, run.new_tokens = split_prompt(run.view)
         restore_s = timing.restore_s(run.host_tokens) * self.memory.link_contention(now_s) if run.host_tokens else 0.0
-        work_s = timing.prefill_s(new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
+        work_s = timing.prefill_s(run.new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
         self._engine.prefill(run, restore_s + work_s)
 
     def _refuse(self, run: Run, queue: dict[int, CallView], why: str) -> None:
@@ -400,6 +402,9 @@ class SimInstance:
             timing = self._ground.timing[run.view.call.key.model]
             swapped, swap = run.swapped, self.capabilities.inflight_kv == "swap"
             refusal = self.memory.resume(run, grant, now_s)
+            if refusal == NO_ROOM:
+                refusal, retracted_s = self._retract_for(run, grant, model)
+                move_s += retracted_s
             if refusal is not None:
                 self._refuse(run, model.held, refusal)
                 continue
@@ -411,6 +416,21 @@ class SimInstance:
             resumed.append(run)
         if resumed and timing is not None:
             self._engine.resume(resumed, move_s + timing.prefill_s(len(resumed), context // len(resumed)))
+
+    def _retract_for(self, run: Run, grant: int, model: ModelView) -> tuple[str | None, float]:
+        """In-flight KV fills the device: the last held calls give theirs up until ``run`` fits, as an engine retracts.
+
+        What the memory says in the end, and the seconds that it took.
+        """
+        now_s, retracted_s = self._env.now, 0.0
+        for call_id in reversed(model.held):
+            other = self.runs[call_id]
+            if other is run or other.swapped:
+                continue
+            retracted_s += self.memory.swap_out(other, now_s)
+            if (answer := self.memory.resume(run, grant, now_s)) != NO_ROOM:
+                return answer, retracted_s
+        return NO_ROOM, retracted_s
 
     def _recompute_s(self, run: Run, timing: Timing) -> float:
         host = self.memory.restorable(run)
@@ -457,7 +477,7 @@ class SimInstance:
         moved_s = plan.move_s * self._ground.rank_factor()
         p1, p3, p4, p5 = plan.fixed_s
         phases = (p1 * factor + plan.drain_s, moved_s * factor, p3 * factor, p4 * factor, p5 * factor)
-        record = SwitchRecord(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
+        record = LogicalSwitch(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
         if source is not None:
             self._lose_device(source)
             if self.view.models[source].residency is Residency.ACTIVE:  # else it was closed to make room
@@ -472,7 +492,7 @@ class SimInstance:
         if event is not self._activity:
             return
         self._activity = None
-        record = cast(SwitchRecord, event.value)
+        record = cast(LogicalSwitch, event.value)
         self.memory.activate(record.target, self._env.now)
         self._engine.load(self._ground.timing[record.target])
         self.view.active = record.target
@@ -506,13 +526,6 @@ class SimInstance:
                 here = name == staged
                 model.residency = Residency.STAGED if here else Residency.PARKED
                 model.coverage = coverage if here else 0.0
-
-    def stage_progress(self) -> None:
-        """Tell the scheduler how far staging has come."""
-        staged = self.memory.staged_model
-        if staged is not None:
-            self._refresh_residency()
-            self._happened(StageProgress(staged, self.view.models[staged].coverage, self.memory.dirty_share()))
 
     def open_at_start(self, models: tuple[str, ...]) -> None:
         """Models that are resident when the run starts; the first is active."""
@@ -588,7 +601,7 @@ class SimInstance:
     def switch_failed(self, why: str) -> None:
         """The switch under way does not succeed; no model is active afterwards."""
         assert self._activity is not None
-        record = cast(SwitchRecord, self._activity.value)
+        record = cast(LogicalSwitch, self._activity.value)
         self._activity = None
         self._refresh_residency()
         self._happened(SwitchFailed(record.target, why))

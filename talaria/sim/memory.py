@@ -60,7 +60,6 @@ class InstanceMemory:
     """Books of one instance. Times are absolute seconds of the simulation; they never go back."""
 
     def __init__(self, profile: Profile, models: tuple[str, ...], forest: PrefixForest, *, hkvr: bool, swap: bool) -> None:
-        self._profile = profile
         self._hardware = profile.hardware
         self._numbers = {name: profile.model(name) for name in models}
         self._layout, self._needs = layouts(profile, models)
@@ -334,7 +333,7 @@ class InstanceMemory:
             regions=self._regions[target],
         )  # fmt: skip
         coverage, dirty = (self._staging.coverage(), self._staging.dirty_share()) if plan.gather and self._staging else (0.0, 0.0)
-        drain_s = self._swap_out(held, now_s)
+        drain_s = sum(self.swap_out(run, now_s) for run in held)
         drain_s += self._drain({ticket.id for ticket in plan.drain}, now_s)
         if self._cache is not None:
             self._cache.clear()
@@ -346,19 +345,22 @@ class InstanceMemory:
             move_s = plan.d2d_bytes / hardware.d2d_bytes_per_s + plan.h2d_bytes / hardware.h2d_bytes_per_s * contention
         return SwitchCost(plan.path, drain_s, phases, move_s, coverage, dirty, plan.d2d_bytes, plan.h2d_bytes)
 
-    def _swap_out(self, held: list[Run], now_s: float) -> float:
-        """In-flight KV leaves the device: to host buffers of its own (swap), or only as far as the registry takes it."""
-        moved_tokens_s = 0.0
-        for run in held:
-            model = run.view.call.key.model
-            if self._swap:
-                moved_tokens_s += run.context_tokens * self._numbers[model].kv_bytes_per_token / self._hardware.d2h_bytes_per_s
-            elif self._hkvr:
-                self._checkpoint(run, run.context_tokens - 1, now_s)
-            if self._cache is not None and not run.swapped:
-                self._cache.release(run.spans, 0, now_s)
-            run.swapped = True
-        return moved_tokens_s
+    def swap_out(self, run: Run, now_s: float) -> float:
+        """In-flight KV leaves the device, to host buffers of its own (swap) or only as far as the registry takes it.
+
+        Returns the seconds that it takes; none if it has left already.
+        """
+        if run.swapped or self._cache is None:
+            return 0.0
+        moved_s = 0.0
+        if self._swap:
+            kv_bytes = run.context_tokens * self._numbers[run.view.call.key.model].kv_bytes_per_token
+            moved_s = kv_bytes / self._hardware.d2h_bytes_per_s
+        elif self._hkvr:
+            self._checkpoint(run, run.context_tokens - 1, now_s)
+        self._cache.release(run.spans, 0, now_s)
+        run.swapped = True
+        return moved_s
 
     def _drain(self, outstanding: set[int], now_s: float) -> float:
         """Wait for the source's copies; other models' copies go on beside (SPEC §5.2, switch barrier)."""

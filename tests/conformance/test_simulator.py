@@ -13,7 +13,7 @@ from talaria.policy.instance import Command, EngineView, Event, RoundSummary
 from talaria.policy.snapshot import Capabilities
 from talaria.profiles import load as load_profile
 from talaria.sim.engine import Run
-from talaria.sim.instance import CallTruth, Ground, SimInstance, SwitchRecord
+from talaria.sim.instance import CallTruth, Ground, LogicalSwitch, SimInstance
 from talaria.sim.memory import InstanceMemory
 from talaria.sim.noise import Factors
 from talaria.substrate.prefix import PrefixForest
@@ -135,7 +135,7 @@ class SimulatedWorld:
         assert abs(summary.ended_s - summary.started_s - active_s - summary.switch_s) < 1e-6
         self.rounds.append(summary)
 
-    def switched(self, instance: SimInstance, switch: SwitchRecord) -> None:
+    def switched(self, instance: SimInstance, switch: LogicalSwitch) -> None:
         pass
 
     def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None:
