@@ -37,7 +37,8 @@ from talaria.report.record import (
     RunRecord,
 )  # fmt: skip
 from talaria.sim.engine import Run
-from talaria.sim.instance import CallTruth, LogicalSwitch, SimInstance
+from talaria.sim.host import CallTruth, LogicalSwitch
+from talaria.sim.instance import SimInstance
 from talaria.sim.prefixes import PromptBook
 from talaria.sim.scenario import Telemetry
 from talaria.workload.session import Session, TraceCall

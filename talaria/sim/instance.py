@@ -7,9 +7,8 @@ of them goes back as events. The view is kept current in place, so that a step c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Mapping
+from typing import cast
 
 from simpy.core import Environment
 from simpy.events import Event as KernelEvent
@@ -49,73 +48,12 @@ from talaria.policy.instance import (
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import Predictor, split_prompt
 from talaria.policy.slots import SlotScheduler
-from talaria.policy.snapshot import Capabilities, InstanceSnapshot, LineState, ModelSnapshot, Residency, Tier
+from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Engine, Run
+from talaria.sim.host import CallTruth, Ground, Host, LogicalSwitch, StepLog
+from talaria.sim.lines import LineBook
 from talaria.sim.memory import NO_ROOM, TOO_LARGE, InstanceMemory
-from talaria.sim.noise import Factors
-
-
-class CallTruth(NamedTuple):
-    """What only the simulator knows of a call: where its content lies in the prefix forest, and its real output."""
-
-    node: int
-    output_tokens: int
-
-
-class Host(Protocol):
-    """What an instance tells the world around it."""
-
-    def finished(self, run: Run, instance: SimInstance) -> None:
-        """The call completed; leases are granted before the scheduler hears of it."""
-
-    def failed(self, run: Run, instance: SimInstance, why: str) -> None: ...
-
-    def slot_opened(self, instance: SimInstance) -> None:
-        """A moment at which routers want to know."""
-
-    def health_changed(self, instance: SimInstance) -> None: ...
-
-    def footprint_peaks(self, instance: SimInstance) -> None:
-        """A slot is over: its KV is all there, the next model's weights are staged."""
-
-    def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None: ...
-
-    def switched(self, instance: SimInstance, switch: LogicalSwitch) -> None: ...
-
-    def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None: ...
-
-
-class LogicalSwitch(NamedTuple):
-    """One switch or open of the whole group: the phases of its slowest rank (SPEC §5.4).
-
-    Ranks move the same bytes by the same path, so the slowest is the one whose copies vary most.
-    """
-
-    source: str | None
-    target: str
-    started_s: float
-    phases_s: tuple[float, ...]
-    path: str
-    coverage: float
-    dirty: float
-    d2d_bytes: int
-    h2d_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """Ground truth of one instance: real curves, and the variation around them."""
-
-    timing: Mapping[str, Timing]
-    prefill_factor: Factors
-    decode_factor: Factors
-    switch_factor: Factors
-    rank_factor: Factors
-    macro: bool = True
-
-
-StepLog = Callable[[str, Event, EngineView, float, list[Command]], None]
 
 
 class SimInstance:
@@ -155,11 +93,7 @@ class SimInstance:
         self._activity: KernelEvent | None = None
         self._version = 0
         self._submitted = 0
-        self._lines: dict[LineKey, LineState] = {}
-        """As last published: snapshots hold this very mapping, so it is replaced and never changed."""
-        self._line_used_s: dict[LineKey, float] = {}
-        self._stale_lines: dict[LineKey, None] = {}
-        """Lines whose state may differ from the published one."""
+        self._lines = LineBook(memory)
         self._look_again = False
 
     # --- the router's face -----------------------------------------------------------------------------------------
@@ -214,7 +148,6 @@ class SimInstance:
     def snapshot(self) -> InstanceSnapshot:
         now_s = self._env.now
         self._note_evictions()
-        self._refresh_lines()
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         memory = self.memory
@@ -236,35 +169,20 @@ class SimInstance:
         self.published_s = now_s
         return InstanceSnapshot(
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self._submitted, healthy=self.view.healthy,
-            capabilities=self.capabilities, models=models, lines=self._lines, round_left_s=round_left_s, round_load_s=load_s,
+            capabilities=self.capabilities, models=models, lines=self._lines.states(now_s), round_left_s=round_left_s, round_load_s=load_s,
             deadline_risk=self.deadline_risk, hbm_used_bytes=memory.used_bytes(), hbm_capacity_bytes=memory.capacity_bytes,
             slack_bytes=slack_bytes, host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes,
         )  # fmt: skip
 
     def forget(self, key: LineKey) -> None:
         """A session has ended: its lines are of no interest any more, its cached KV lives until evicted."""
-        if self._line_used_s.pop(key, None) is not None:
-            self._stale_lines[key] = None
+        if self._lines.forget(key):
             self.memory.forget(key)
-
-    def _refresh_lines(self) -> None:
-        """Bring the published line states up to date, once for all that has happened since."""
-        if not self._stale_lines:
-            return
-        now_s, lines = self._env.now, self._lines.copy()
-        for key in self._stale_lines:
-            used_s = self._line_used_s.get(key)
-            if used_s is None:
-                lines.pop(key, None)
-            else:
-                lines[key] = self.memory.line_state(key, used_s, now_s)
-        self._stale_lines.clear()
-        self._lines = lines
 
     def _note_evictions(self) -> None:
         """Whatever was known of prefixes may be wrong once something was evicted."""
         if self.memory.evicted():
-            self._stale_lines.update(dict.fromkeys(self._line_used_s))
+            self._lines.doubt_all()
             self._look_again = True
 
     # --- events and commands ---------------------------------------------------------------------------------------
@@ -459,8 +377,7 @@ class SimInstance:
         else:
             del self.runs[call.id]
             self.memory.finish(run, self._env.now)
-            self._line_used_s[call.key] = self._env.now
-            self._stale_lines[call.key] = None
+            self._lines.used(call.key, self._env.now)
             self._host.finished(run, self)
         self._happened(SegmentEnded(call.id, run.view.generated_tokens, reason))
 
@@ -479,7 +396,7 @@ class SimInstance:
         phases = (p1 * factor + plan.drain_s, moved_s * factor, p3 * factor, p4 * factor, p5 * factor)
         record = LogicalSwitch(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
         if source is not None:
-            self._lose_device(source)
+            self._lines.lose_device(source)
             if self.view.models[source].residency is Residency.ACTIVE:  # else it was closed to make room
                 self.view.models[source].residency = Residency.PARKED
         self._switching_to = target
@@ -511,12 +428,6 @@ class SimInstance:
         engine = self._engine
         model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
         model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
-
-    def _lose_device(self, model: str) -> None:
-        """The KV region of ``model`` is released: its lines are what the host registry still has of them."""
-        for key, state in self._lines.items():
-            if state.tier is Tier.DEVICE and key.model == model:
-                self._stale_lines[key] = None
 
     def _refresh_residency(self) -> None:
         """Parked models that have some weights on the device are staged (SPEC §5.6)."""
@@ -565,7 +476,7 @@ class SimInstance:
                 model.residency = Residency.PARKED
         self.memory.crash()
         self.view.active = None
-        self._stale_lines.update(dict.fromkeys(self._line_used_s))
+        self._lines.doubt_all()
         self._refresh_residency()
         for model in self.view.models.values():
             for call_id in model.waiting:

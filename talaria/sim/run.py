@@ -20,7 +20,8 @@ from talaria.report.declog import DecisionLog
 from talaria.report.record import RunRecord, hbm_columns, phase_columns
 from talaria.sim.cluster import Cluster, ConservationError
 from talaria.sim.config import Config
-from talaria.sim.instance import Ground, SimInstance
+from talaria.sim.host import Ground
+from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory, layouts
 from talaria.sim.noise import Factors
 from talaria.sim.prefixes import PromptBook

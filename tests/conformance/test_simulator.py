@@ -13,7 +13,8 @@ from talaria.policy.instance import Command, EngineView, Event, RoundSummary
 from talaria.policy.snapshot import Capabilities
 from talaria.profiles import load as load_profile
 from talaria.sim.engine import Run
-from talaria.sim.instance import CallTruth, Ground, LogicalSwitch, SimInstance
+from talaria.sim.host import CallTruth, Ground, LogicalSwitch
+from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory
 from talaria.sim.noise import Factors
 from talaria.substrate.prefix import PrefixForest
