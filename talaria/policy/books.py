@@ -47,7 +47,6 @@ class Routed:
     request_s: float
     kv_s: float
     activate_s: float
-    explanation: Explanation | None = None
 
 
 class Decision(NamedTuple):
@@ -124,13 +123,13 @@ class Router(ABC):
 
     # --- placement --------------------------------------------------------------------------------------------------
 
-    def place(self, call: Call, now_s: float, *, explain: bool = False) -> Routed | Overloaded:
+    def place(self, call: Call, now_s: float) -> Routed | Overloaded:
         """Algorithm 1. A Routed call is already counted in the overlay; a queued one is answered by ``poll`` later."""
         self._expire(now_s)
         arrival = self._pricer.arrival(call, now_s)
         decision = self._or_spill(arrival, self._decide(arrival))
         if decision.instance is not None:
-            return self._commit(arrival, decision, explain)
+            return self._commit(arrival, decision)
         if decision.lease is not None:
             self._leases.discard(decision.lease, None)
             self._fleet.load_changed()
@@ -167,8 +166,8 @@ class Router(ABC):
         self._fleet.load_changed()
         return lease
 
-    def ended(self, call: Call, instance: str, now_s: float, outcome: str) -> None:
-        """The call was submitted to ``instance`` and ended there as ``shed`` or ``failed``: no usage, no lease."""
+    def ended(self, call: Call, now_s: float) -> None:
+        """The call was submitted and its instance shed or failed it: no usage, no lease."""
         self._close(call, now_s)
         self._fleet.load_changed()
 
@@ -197,7 +196,7 @@ class Router(ABC):
                 return False
             if not (decision.lease and not decision.denied):
                 decision = decision._replace(reason="queue")
-            answers.append(self._commit(arrival, decision, False))
+            answers.append(self._commit(arrival, decision))
             return True
 
         self._queue.serve(take)
@@ -265,12 +264,11 @@ class Router(ABC):
             return f"no healthy instance with fresh telemetry serves model {model!r}"
         return f"no instance can take a call of model {model!r} within its round, memory and replica limits"
 
-    def _commit(self, arrival: Arrival, decision: Decision, explain: bool) -> Routed:
+    def _commit(self, arrival: Arrival, decision: Decision) -> Routed:
         """Enter the placement in the books: lease, overlay, session table."""
         call, i = arrival.call, decision.instance
         assert i is not None
         instance, model = self._fleet.ids[i], call.key.model
-        explanation = self._explanation(arrival, decision) if explain else None
         terms = self._pricer.terms(arrival, i)
         opens = not self._fleet.holds(i, model)
         columns = self._fleet.columns(model)
@@ -291,7 +289,7 @@ class Router(ABC):
         self._placed(arrival, decision, terms)
         return Routed(
             call.id, instance, decision.reason, seq, hit, opens, bool(avoidable),
-            terms.cost_s, terms.request_s, terms.kv_s, terms.activate_s, explanation,
+            terms.cost_s, terms.request_s, terms.kv_s, terms.activate_s,
         )  # fmt: skip
 
     def _explanation(self, arrival: Arrival, decision: Decision) -> Explanation:

@@ -272,9 +272,9 @@ class Cluster:
 
     def failed(self, run: Run, instance: SimInstance, why: str) -> None:
         call, now_s = run.view.call, self._env.now
-        self._router.ended(call, instance.id, now_s, "failed")
+        self._router.ended(call, now_s)
         if self._log is not None:
-            self._log.router("ended", (call, instance.id, now_s, "failed"), None, now_s)
+            self._log.router("ended", (call, now_s), None, now_s)
         self._tell_leases()
         live, index, routed = self._calls.pop(call.id)
         live.aborted = True

@@ -8,7 +8,7 @@ import pytest
 
 from talaria.policy.explain import Explanation
 from talaria.policy.snapshot import Residency
-from tests.policy.clusters import call, finish, key, model, routed, router, snapshot
+from tests.policy.clusters import call, finish, key, model, router, snapshot
 
 RETURN = call(2, prompt=1300, reusable=1100)
 
@@ -49,13 +49,6 @@ def test_the_lease_that_was_honoured_or_discarded_is_named_with_its_reason() -> 
     made.observe(snapshot("a", {"m": model()}, 2, 1.2), 1.2)
     assert made.explain(RETURN, 1.5).lease == "on a until 2.000 s, discarded: the prefix is neither on the device nor restorable"
     assert made.explain(call(3, key("new")), 1.5).lease == "none"
-
-
-def test_an_explanation_can_be_asked_for_together_with_the_placement() -> None:
-    made = router(snapshot("a", {"m": model()}))
-    expected = made.explain(call(1), 0.0)
-    assert routed(made.place(call(1), 0.0, explain=True)).explanation == expected
-    assert routed(made.place(call(2), 0.0)).explanation is None
 
 
 @pytest.mark.parametrize(

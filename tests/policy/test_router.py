@@ -251,7 +251,7 @@ def run(made: Router, history: list[tuple[object, ...]], first_version: int = 2)
     answers: list[object] = []
     for version, (kind, asked, name, now_s, flag, residency, load) in enumerate(history, first_version):
         if kind == "place":
-            answers.append(made.place(asked, now_s, explain=flag))
+            answers.append(made.place(asked, now_s))
         elif kind == "complete":
             finish(made, asked, name, now_s)
         elif kind == "fail":
