@@ -61,17 +61,21 @@ class Decision(NamedTuple):
 class Router(ABC):
     """The books. Hosts report what happens, ask ``place``, and call ``poll`` when ``next_poll_s`` is due.
 
-    Times are seconds on one clock, which snapshots share, and never go back. ``nu_s`` overrides the knob per model.
+    Times are seconds on one clock, which snapshots share, and never go back. ``nu_s`` overrides the knob per model;
+    ``output_tokens`` is the mean output per model to expect of calls that do not say theirs, until outputs were observed.
     """
 
     name: str
     has_leases = False
 
-    def __init__(self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
+        output_tokens: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
         self.knobs = knobs
         self._overlay = Overlay(instances, knobs.lease_charge_s)
         self._fleet = Fleet(instances, knobs, nu_s or {}, self._overlay)
-        self._sessions = SessionTable(knobs.ewma_alpha)
+        self._sessions = SessionTable(knobs.ewma_alpha, output_tokens)
         self._leases = LeaseTable(knobs.tau_s if self.has_leases else 0.0, self._overlay)
         self._queue = CallQueue(knobs.queue_limit, knobs.queue_deadline_s)
         self._pricer = Pricer(self._fleet, self._sessions, self._fleet.round_bound_s / knobs.t_tpot_s)

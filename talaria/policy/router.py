@@ -32,8 +32,11 @@ class ResidencyRouter(Router):
     name = "full"
     has_leases = True
 
-    def __init__(self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None) -> None:
-        super().__init__(instances, knobs, nu_s)
+    def __init__(
+        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
+        output_tokens: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(instances, knobs, nu_s, output_tokens)
         self._window = DemandWindow(knobs.control_window_s)
 
     def _decide(self, arrival: Arrival) -> Decision:
@@ -129,8 +132,11 @@ class RoundRobin(Router):
 
     name = "round-robin"
 
-    def __init__(self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None) -> None:
-        super().__init__(instances, knobs, nu_s)
+    def __init__(
+        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
+        output_tokens: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(instances, knobs, nu_s, output_tokens)
         self._next = 0
 
     def _decide(self, arrival: Arrival) -> Decision:

@@ -7,14 +7,15 @@ long, or that are the least recently used beyond a limit are forgotten. A forgot
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from talaria.policy.calls import Call, LineKey
 
 MAX_SESSIONS = 100_000
 IDLE_LIMIT_S = 3600.0
-FIRST_OUTPUT_GUESS_TOKENS = 256.0
-"""Expected output of a model's calls before the first one has completed."""
+UNKNOWN_MODEL_OUTPUT_TOKENS = 256.0
+"""Expected output of a call to a model that has no prior, before the first one has completed."""
 MAX_HOLDERS = 4
 """Instances remembered per line, newest first: older copies have long been evicted when a line has moved so often."""
 
@@ -49,11 +50,17 @@ class SessionEntry:
 
 
 class SessionTable:
-    """Sessions in order of last use. Every method is O(1), amortised."""
+    """Sessions in order of last use. Every method is O(1), amortised.
 
-    def __init__(self, output_alpha: float, max_sessions: int = MAX_SESSIONS, idle_limit_s: float = IDLE_LIMIT_S) -> None:
+    ``output_tokens``: the mean output to expect of a model's calls before any has completed, where it is known.
+    """
+
+    def __init__(
+        self, output_alpha: float, output_tokens: Mapping[str, float] | None = None, *, max_sessions: int = MAX_SESSIONS,
+        idle_limit_s: float = IDLE_LIMIT_S,
+    ) -> None:  # fmt: skip
         self._sessions: OrderedDict[tuple[str, str], SessionEntry] = OrderedDict()
-        self._outputs: dict[str, float] = {}
+        self._outputs = dict(output_tokens or {})
         self._alpha, self._max_sessions, self._idle_limit_s = output_alpha, max_sessions, idle_limit_s
 
     def __len__(self) -> int:
@@ -92,10 +99,10 @@ class SessionTable:
         self._outputs[key.model] = old + self._alpha * (usage.output_tokens - old)
 
     def expected_output_tokens(self, call: Call) -> float:
-        """The call's own expectation, else the moving average of its model's observed outputs."""
+        """The call's own expectation, else the moving average of its model's outputs, which begins at the prior."""
         if call.expected_output_tokens is not None:
             return float(call.expected_output_tokens)
-        return self._outputs.get(call.key.model, FIRST_OUTPUT_GUESS_TOKENS)
+        return self._outputs.get(call.key.model, UNKNOWN_MODEL_OUTPUT_TOKENS)
 
     def forget(self, tenant: str, session: str) -> None:
         """The session is over."""

@@ -100,7 +100,7 @@ class ModelNumbers:
     kv_bytes_per_token: Bytes
     context_limit_tokens: Count
     output_tokens_prior: Rate
-    """Mean completion length to expect before anything was observed."""
+    """Mean completion length that a router expects of calls that do not say theirs, before any was observed."""
     open_s: Seconds
     """absent → active: load, post-process, capture."""
     prefill_base_s: Seconds

@@ -205,25 +205,32 @@ def simulate(
         record.hbm_samples = hbm_columns()
         record.session_names = []
     env, forest = Environment(), PrefixForest()
-    router = ROUTERS[plan.config.router]({item.name: item.capabilities for item in plan.instances}, plan.knobs)
+    arguments = _router_arguments(plan)
+    router = ROUTERS[plan.config.router](**arguments)
     cluster = Cluster(
         env, router, record, PromptBook(forest, workload.block_tokens, workload.block_scope), pool=arrivals.pool,
         gap_cap_s=scenario.gap_cap_s, telemetry=scenario.telemetry,
         warmup_s=scenario.warmup_s, log=log,
     )  # fmt: skip
     if log is not None:
-        _log_header(plan, seed, log)
+        _log_header(plan, seed, log, arguments)
     instances = [_build(plan, index, seed, env, forest, cluster, log) for index in range(len(plan.instances))]
     cluster.run(instances, arrivals.schedule(workload.sessions(), stream(seed, "arrivals")))
     _close_books(record, router.lease_counts, instances)
     return record
 
 
-def _log_header(plan: RunPlan, seed: int, log: DecisionLog) -> None:
-    capabilities = {item.name: item.capabilities for item in plan.instances}
+def _router_arguments(plan: RunPlan) -> dict[str, Any]:
+    return {
+        "instances": {item.name: item.capabilities for item in plan.instances},
+        "knobs": plan.knobs,
+        "output_tokens": {name: item.profile.model(name).output_tokens_prior for item in plan.instances for name in item.models},
+    }
+
+
+def _log_header(plan: RunPlan, seed: int, log: DecisionLog, router_arguments: dict[str, Any]) -> None:
     log.header(
-        scenario=plan.scenario.name, config=plan.config.name, seed=seed, router=plan.config.router,
-        router_arguments={"instances": capabilities, "knobs": plan.knobs},
+        scenario=plan.scenario.name, config=plan.config.name, seed=seed, router=plan.config.router, router_arguments=router_arguments,
         slots_arguments={item.name: {"knobs": plan.knobs} for item in plan.instances},
     )  # fmt: skip
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from talaria.policy.sessions import MAX_HOLDERS, SessionTable, Usage
+from talaria.policy.knobs import Knobs
+from talaria.policy.router import ROUTERS
+from talaria.policy.sessions import MAX_HOLDERS, UNKNOWN_MODEL_OUTPUT_TOKENS, SessionTable, Usage
+from talaria.policy.snapshot import Capabilities
 from tests.policy.clusters import call, finish, key, model, routed, router, snapshot
 
 
@@ -63,3 +66,29 @@ def test_books_are_bounded_by_live_sessions() -> None:
     made.poll(1e6)
     kept = (made._sessions, made._leases, made._queue, made._consumed, made._overlay._entries)
     assert [len(book) for book in kept] == [0, 0, 0, 0, 0]
+
+
+def test_outputs_are_expected_by_the_call_itself_else_by_its_model_s_average_from_the_prior_on() -> None:
+    table = SessionTable(0.2, {"m": 200.0})
+    asked = call(1, expected_output_tokens=None)
+    assert table.expected_output_tokens(call(1)) == 100.0
+    assert table.expected_output_tokens(asked) == 200.0
+    table.completed(key(), "a", Usage(1000, 0, 100), 1.0)
+    assert table.expected_output_tokens(asked) == 200.0 + 0.2 * (100 - 200)
+
+
+def test_a_model_without_a_prior_is_expected_to_go_on_as_it_began() -> None:
+    table = SessionTable(0.2, {"m": 200.0})
+    other = call(1, key(model_name="n"), expected_output_tokens=None)
+    assert table.expected_output_tokens(other) == UNKNOWN_MODEL_OUTPUT_TOKENS
+    table.completed(key(model_name="n"), "a", Usage(1000, 0, 100), 1.0)
+    assert table.expected_output_tokens(other) == 100.0
+
+
+def test_a_longer_prior_makes_a_call_of_unknown_length_dearer() -> None:
+    costs = []
+    for prior in (100.0, 300.0):
+        made = ROUTERS["full"]({"a": Capabilities()}, Knobs(), output_tokens={"m": prior})
+        made.observe(snapshot("a", {"m": model()}), 0.0)
+        costs.append(routed(made.place(call(1, expected_output_tokens=None), 0.0)).request_s)
+    assert costs[0] < costs[1]
