@@ -19,7 +19,7 @@ from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, REASON
 TABLES = ("calls", "rounds", "slots", "switches", "hbm_samples")
 SCALARS = (
     "scenario", "config", "seed", "models", "instances", "session_parents", "leases_granted", "leases_used", "leases_unused",
-    "restore_skips", "host_capacity_misses", "peak_hbm_bytes", "deadline_risk", "makespan_s", "events",
+    "restore_skips", "host_capacity_misses", "peak_hbm_bytes", "largest_batch", "deadline_risk", "makespan_s", "events",
 )  # fmt: skip
 KV_STATES = ("device", "host", "missing")
 NOWHERE = {"instance": NO_INSTANCE, "source": NO_MODEL}

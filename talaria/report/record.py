@@ -151,6 +151,8 @@ class RunRecord:
     """Largest per-GPU footprint seen."""
     hbm_samples: Columns | None = None
     """``hbm_columns``; only with a timeline or an output directory."""
+    largest_batch: dict[str, int] = field(default_factory=dict)
+    """Most sequences in one decode step of any instance, by model."""
     deadline_risk: int = 0
     makespan_s: float = 0.0
     events: int = 0

@@ -85,6 +85,7 @@ class Engine:
         self._noise = decode_noise
         self._macro = macro
         self._timing: Timing | None = None
+        self._model = ""
         self._mode = _Mode.IDLE
         self._alarm: Event | None = None
         self._queue: deque[tuple[list[Run], float, bool]] = deque()
@@ -102,15 +103,18 @@ class Engine:
         self.decode_steps = 0
         self.decode_sequence_steps = 0
         self.decode_context_steps = 0
+        self.largest_batch: dict[str, int] = {}
+        """Most sequences in one decode step, by model."""
 
     @property
     def idle(self) -> bool:
         return not self._heap and not self._queue and self._mode in (_Mode.IDLE, _Mode.BOUNDARY)
 
-    def load(self, timing: Timing) -> None:
-        """The model whose curves hold from now on; only an idle engine changes it."""
+    def load(self, model: str, timing: Timing) -> None:
+        """``model`` is served from now on, by the curves ``timing``; only an idle engine changes it."""
         assert self.idle, "a switch met a busy engine"
-        self._timing = timing
+        self._model, self._timing = model, timing
+        self.largest_batch.setdefault(model, 0)
 
     def prefill(self, run: Run, duration_s: float) -> None:
         """Queue one admitted call; decode of everything else stalls meanwhile."""
@@ -225,6 +229,8 @@ class Engine:
             heapq.heappush(self._heap, (run.end_step, self._pushed, run))
             self._batch += 1
             self._context += run.context_tokens
+        if self._batch > self.largest_batch[self._model]:
+            self.largest_batch[self._model] = self._batch
         if fresh:
             for run in runs:
                 self._first_token(run)

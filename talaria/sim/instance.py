@@ -111,6 +111,11 @@ class SimInstance:
         self._happened(Arrived(call))
         return run.done
 
+    @property
+    def largest_batch(self) -> Mapping[str, int]:
+        """Most sequences in one decode step so far, by model."""
+        return self._engine.largest_batch
+
     def healthy(self) -> bool:
         return self.view.healthy
 
@@ -411,7 +416,7 @@ class SimInstance:
         self._activity = None
         record = cast(LogicalSwitch, event.value)
         self.memory.activate(record.target, self._env.now)
-        self._engine.load(self._ground.timing[record.target])
+        self._engine.load(record.target, self._ground.timing[record.target])
         self.view.active = record.target
         model = self.view.models[record.target]
         model.residency, model.coverage = Residency.ACTIVE, 0.0
@@ -447,7 +452,7 @@ class SimInstance:
             self.view.active = models[0]
             self.view.models[models[0]].residency = Residency.ACTIVE
             self.memory.activate(models[0], self._env.now)
-            self._engine.load(self._ground.timing[models[0]])
+            self._engine.load(models[0], self._ground.timing[models[0]])
 
     # --- rounds and faults -----------------------------------------------------------------------------------------
 

@@ -280,10 +280,12 @@ def _close_books(record: RunRecord, counts: LeaseCounts, instances: list[SimInst
         record.host_capacity_misses += memory.host_capacity_misses
         for family, skips in memory.restore_skips.items():
             record.restore_skips[family] = record.restore_skips.get(family, 0) + skips
+        for model, batch in instance.largest_batch.items():
+            record.largest_batch[model] = max(record.largest_batch.get(model, 0), batch)
 
 
 def beyond_evidence(plan: RunPlan, record: RunRecord) -> list[str]:
-    """Where the run's prompts left the range of the points that its profiles were fitted to, a sentence each."""
+    """Where the run's prompts and decode batches left the range of the points that its profiles were fitted to, a sentence each."""
     prompts, models = record.calls["prompt_tokens"], record.calls["model"]
     profiles = {item.profile.name: item.profile for item in plan.instances}
     said: list[str] = []
@@ -291,7 +293,7 @@ def beyond_evidence(plan: RunPlan, record: RunRecord) -> list[str]:
         of_model = prompts[models == code]
         for profile in profiles.values():
             if of_model.size and name in profile.models:
-                said += profile.beyond_evidence(name, prompt_tokens=int(of_model.max()), batch=1)
+                said += profile.beyond_evidence(name, prompt_tokens=int(of_model.max()), batch=record.largest_batch.get(name, 0))
     return said
 
 

@@ -85,7 +85,7 @@ def test_deadline_risk_moves_traffic_away(tmp_path: Path, monkeypatch: pytest.Mo
         if index == 1:
             slow = {name: truth.scaled(prefill=10.0, decode=10.0) for name, truth in instance._ground.timing.items()}
             instance._ground = replace(instance._ground, timing=slow)
-            instance._engine.load(slow[A])
+            instance._engine.load(A, slow[A])
         return instance
 
     monkeypatch.setattr(run, "_build", slow_second)

@@ -21,7 +21,7 @@ class Bench:
         self.env = Environment()
         self.told: list[tuple[float, int, str]] = []
         self.engine = Engine(self.env, self._first, self._ended, lambda: 1.0, macro=macro)
-        self.engine.load(replace(TIMING, decode_base_s=STEP_S))
+        self.engine.load("m", replace(TIMING, decode_base_s=STEP_S))
 
     def run_of(self, number: int, *, output: int = 100, grant: int = 1000) -> Run:
         made = Run(CallView(call(number), 0.0), 0, output, self.env.event())
@@ -95,4 +95,14 @@ def test_a_dead_engine_hands_back_everything_and_reports_nothing_more(bench: Ben
 def test_only_an_idle_engine_changes_its_model(bench: Bench) -> None:
     bench.engine.prefill(bench.run_of(1), 0.5)
     with pytest.raises(AssertionError, match="busy engine"):
-        bench.engine.load(TIMING)
+        bench.engine.load("m", TIMING)
+
+
+def test_the_largest_batch_is_counted_for_each_model_apart(bench: Bench) -> None:
+    for number in (1, 2, 3):
+        bench.engine.prefill(bench.run_of(number, output=5), 0.1)
+    bench.env.run()
+    bench.engine.load("n", TIMING)
+    bench.engine.prefill(bench.run_of(4), 0.1)
+    bench.env.run()
+    assert bench.engine.largest_batch["n"] == 1 and bench.engine.largest_batch["m"] > 1

@@ -9,7 +9,7 @@ import pytest
 
 from talaria.report.metrics import metrics
 from talaria.report.record import FLAG_WARMUP, OUTCOMES, REASONS, RunRecord
-from talaria.sim.run import simulate
+from talaria.sim.run import beyond_evidence, simulate
 from talaria.workload.session import Session, TraceCall
 from tests.sim.worlds import A, B, C, chain, world
 
@@ -130,3 +130,14 @@ def _shifted(call: TraceCall) -> TraceCall:
     earlier = call.turn - 1
     at = earlier if earlier == 0 else earlier + 1
     return TraceCall("main", C if call.model == C else A, call.turn, call.prompt_tokens, 40, 0.5, (at,), None, at, call.reuse_tokens)
+
+
+def test_batches_larger_than_any_that_was_measured_are_said(tmp_path: Path) -> None:
+    def said(sessions: int) -> list[str]:
+        work = [chain(f"s{number}", 1, model="Qwen3-32B", output=400) for number in range(sessions)]
+        made = world(tmp_path, work, instances=({"count": 1, "pool": "hot"},), profile="b200", models=["Qwen3-32B"])
+        return beyond_evidence(made, simulate(made, 0))
+
+    assert said(20) == []
+    (sentence,) = said(60)
+    assert sentence.startswith("profile b200, Qwen3-32B: decode is extrapolated to batch ") and sentence.endswith("its points end at 32")
