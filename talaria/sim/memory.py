@@ -68,12 +68,14 @@ class InstanceMemory:
         self._forest = forest
         self._hkvr = hkvr
         self._swap = swap
-        spacing = max((numbers.checkpoint_tokens for numbers in self._numbers.values()), default=0)
         page_tokens = self._hardware.page_tokens
-        self._registry = HostRegistry(
-            self._hardware.host_kv_bytes if hkvr else 0, 1, page_tokens, checkpoint_tokens=-(-spacing // page_tokens) * page_tokens,
-            forest=forest,
-        )  # fmt: skip
+        self._registry = HostRegistry(self._hardware.host_kv_bytes if hkvr else 0, 1, page_tokens, forest=forest)
+        self._spacing_tokens: dict[str, int] = {}
+        """Of the checkpoints of recurrent state, in whole pages; 0 for pure attention."""
+        for name, numbers in self._numbers.items():
+            spacing = -(-max(1, numbers.checkpoint_tokens) // page_tokens) * page_tokens if numbers.family == "recurrent" else 0
+            self._spacing_tokens[name] = spacing
+            self._registry.register(name, numbers.family, spacing)
         self._cache: DeviceCache | None = None
         self._active: str | None = None
         self._staging: StagingMap | None = None
@@ -215,7 +217,7 @@ class InstanceMemory:
         key = run.view.call.key
         numbers, hardware = self._numbers[key.model], self._hardware
         spans, bytes_per_token = self._forest.spans(run.node, tokens), numbers.kv_bytes_per_token * hardware.tp
-        ticket = self._registry.checkpoint(key.model, spans, bytes_per_token, now_s, family=numbers.family, owner=key)
+        ticket = self._registry.checkpoint(key.model, spans, bytes_per_token, now_s, owner=key)
         if ticket is not None:
             begins_s = max(now_s, self._link_free_s)
             self._link_free_s = begins_s + ticket.bytes / hardware.tp / hardware.d2h_bytes_per_s

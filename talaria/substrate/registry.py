@@ -23,9 +23,9 @@ FAMILIES = ("mha", "mla", "recurrent")
 class HostRegistry:
     """``capacity_bytes`` of host slabs for an instance of ``ranks`` TP ranks.
 
-    A recurrent model saves its state every ``checkpoint_tokens`` (a multiple of the page); its bytes per token include
-    that state's share. ``evictions`` counts reclaimed pages, ``capacity_misses`` checkpoints that found no room,
-    ``restore_skips`` declined restores by family. With ``forest``, nodes that the registry holds stay known there.
+    A model is ``mha`` unless ``register`` says otherwise. ``evictions`` counts reclaimed pages, ``capacity_misses``
+    checkpoints that found no room, ``restore_skips`` declined restores by family. With ``forest``, nodes that the
+    registry holds stay known there.
     """
 
     def __init__(
@@ -34,19 +34,15 @@ class HostRegistry:
         ranks: int = 1,
         page_tokens: int = 64,
         *,
-        checkpoint_tokens: int = 0,
         forest: PrefixForest | None = None,
     ) -> None:
-        checkpoint_tokens = checkpoint_tokens or page_tokens
-        if capacity_bytes < 0 or ranks < 1 or page_tokens < 1 or checkpoint_tokens % page_tokens:
+        if capacity_bytes < 0 or ranks < 1 or page_tokens < 1:
             raise ValueError(
-                f"capacity_bytes={capacity_bytes}, ranks={ranks}, page_tokens={page_tokens}, "
-                f"checkpoint_tokens={checkpoint_tokens}: allowed 0 or more, 1 or more, 1 or more, a multiple of page_tokens"
+                f"capacity_bytes={capacity_bytes}, ranks={ranks}, page_tokens={page_tokens}: allowed 0 or more, 1 or more, 1 or more"
             )
         self.capacity_bytes = capacity_bytes
         self.ranks = ranks
         self.page_tokens = page_tokens
-        self.checkpoint_tokens = checkpoint_tokens
         self.evictions = 0
         self.capacity_misses = 0
         self.restore_skips = dict.fromkeys(FAMILIES, 0)
@@ -54,6 +50,8 @@ class HostRegistry:
         self._forest = forest
         self._tree: PageTree[HostEntry] = PageTree(HostEntry.new)
         self._families: dict[str, str] = {}
+        self._spacing_pages: dict[str, int] = {}
+        """Of the positions at which a recurrent model's state is saved."""
         self._open: dict[str, dict[int, Ticket]] = {}
         self._waiting: dict[int, int] = {}
         """Ticket → the ranks that have not committed it, as bits."""
@@ -80,18 +78,31 @@ class HostRegistry:
     def unprotect(self, owner: Hashable) -> None:
         self.protected.discard(owner)
 
+    def register(self, model: str, family: str, checkpoint_tokens: int = 0) -> None:
+        """Say what state ``model`` keeps, before its first checkpoint.
+
+        A recurrent model saves its state every ``checkpoint_tokens``, a multiple of the page; its bytes per token include
+        that state's share. Raises ValueError for an unknown family, spacing that does not suit it, or a second, other answer.
+        """
+        recurrent = family == "recurrent"
+        if family not in FAMILIES or recurrent != (checkpoint_tokens > 0) or checkpoint_tokens % self.page_tokens:
+            raise ValueError(
+                f"family={family!r}, checkpoint_tokens={checkpoint_tokens} of {model}: allowed {', '.join(FAMILIES)}; "
+                f"a multiple of {self.page_tokens} for recurrent, 0 for the others"
+            )
+        spacing_pages = max(1, checkpoint_tokens // self.page_tokens)
+        if self._families.setdefault(model, family) != family or self._spacing_pages.setdefault(model, spacing_pages) != spacing_pages:
+            raise ValueError(f"family={family!r}, checkpoint_tokens={checkpoint_tokens}: {model} is registered otherwise")
+
     # --- copies to the host ----------------------------------------------------------------------------------------
 
-    def checkpoint(
-        self, model: str, spans: Spans, bytes_per_token: int, now_s: float, *, family: str = "mha", owner: Hashable = None
-    ) -> Ticket | None:
+    def checkpoint(self, model: str, spans: Spans, bytes_per_token: int, now_s: float, *, owner: Hashable = None) -> Ticket | None:
         """Begin the D2H copy of the full pages of a path that are neither committed nor pending.
 
-        None if there is nothing to copy, or no room even after eviction (then ``capacity_misses`` rises). Raises
-        ValueError for an unknown family, or one that differs from the model's earlier one.
+        None if there is nothing to copy, or no room even after eviction (then ``capacity_misses`` rises).
         """
-        if family not in FAMILIES or self._families.setdefault(model, family) != family:
-            raise ValueError(f"family={family!r} of {model}: allowed {', '.join(FAMILIES)}, one for each model")
+        if model not in self._families:
+            self.register(model, "mha")
         page_bytes = bytes_per_token * self.page_tokens
         steps = self._steps(model, spans)
         parts = [(key, first, count) for key, start, end in steps for first, count in self._uncopied(key, start, end)]
@@ -111,7 +122,7 @@ class HostRegistry:
             entry.copied.add(first, count)
             copied += count * entry.page_cost
             places.append((node_of(key), first, count))
-        ticket = Ticket(self._number(), model, family, copied, tuple(places), tuple(steps))
+        ticket = Ticket(self._number(), model, self._families[model], copied, tuple(places), tuple(steps))
         self._open.setdefault(model, {})[ticket.id] = ticket
         self._waiting[ticket.id] = (1 << self.ranks) - 1
         return ticket
@@ -138,7 +149,7 @@ class HostRegistry:
             entry = self._tree.entries[(ticket.model, node)]
             entry.committed.add(first, count)
             if torn:
-                entry.incomplete.update(self._positions(first, first + count))
+                entry.incomplete.update(self._positions(ticket.model, first, first + count))
 
     def abort(self, ticket: Ticket) -> None:
         """The copy will not complete: nothing of it is exposed, and its slabs are reclaimed where nothing is beyond."""
@@ -212,16 +223,16 @@ class HostRegistry:
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
         """The longest checkpointed position within ``end_tokens`` whose recurrent state is complete; 0 if none is."""
-        for page in reversed(self._positions(0, end_tokens // self.page_tokens)):
+        for page in reversed(self._positions(model, 0, end_tokens // self.page_tokens)):
             node = next(node for node, _, end in spans if page * self.page_tokens <= end)
             entry = self._tree.entries.get((model, node))
             if entry is None or page not in entry.incomplete:
                 return page * self.page_tokens
         return 0
 
-    def _positions(self, first_page: int, end_page: int) -> range:
+    def _positions(self, model: str, first_page: int, end_page: int) -> range:
         """End pages of the checkpoint positions whose state belongs to the pages [first_page, end_page)."""
-        spacing = self.checkpoint_tokens // self.page_tokens
+        spacing = self._spacing_pages[model]
         return range(first_page // spacing * spacing + spacing, end_page + 1, spacing)
 
     # --- holds and room --------------------------------------------------------------------------------------------
@@ -250,6 +261,7 @@ class HostRegistry:
             self._tree.trim(entry, entry.first_page)
             self._drop_pages(entry, pages)
         self._families.pop(model, None)
+        self._spacing_pages.pop(model, None)
         self._open.pop(model, None)
 
     def _keep(self, holds: dict[int, Hold], model: str, spans: Spans, tokens: int) -> Hold:

@@ -246,9 +246,10 @@ def test_the_same_prefix_under_two_models_is_two_entries() -> None:
 
 
 def recurrent(checkpoint_tokens: int, ranks: int = 1) -> tuple[HostRegistry, Spans, Ticket, PrefixForest]:
-    forest, registry = registry_of(20, checkpoint_tokens=checkpoint_tokens, ranks=ranks)
+    forest, registry = registry_of(20, ranks=ranks)
+    registry.register("m", "recurrent", checkpoint_tokens)
     spans = line(forest, 7)
-    ticket = registry.checkpoint("m", spans, 1, 0.0, family="recurrent")
+    ticket = registry.checkpoint("m", spans, 1, 0.0)
     assert ticket is not None
     return registry, spans, ticket, forest
 
@@ -283,7 +284,7 @@ def test_an_incomplete_recurrent_state_declines_the_restore_and_is_counted_by_fa
     assert registry.restore_skips["recurrent"] == 2
     node = spans[0][0]
     forest.extend(node, 28, 40)
-    second = registry.checkpoint("m", forest.spans(node, 40), 1, 1.0, family="recurrent")
+    second = registry.checkpoint("m", forest.spans(node, 40), 1, 1.0)
     assert second is not None
     registry.commit_all(second)
     assert registry.match("m", forest.spans(node, 40)) == 36, "the later state is complete"
@@ -292,20 +293,36 @@ def test_an_incomplete_recurrent_state_declines_the_restore_and_is_counted_by_fa
 
 def test_attention_families_resume_anywhere_on_a_page() -> None:
     for family in ("mha", "mla"):
-        forest, registry = registry_of(20, checkpoint_tokens=12)
+        forest, registry = registry_of(20)
+        registry.register("m", family)
         spans = line(forest, 7)
-        ticket = registry.checkpoint("m", spans, 1, 0.0, family=family)
+        ticket = registry.checkpoint("m", spans, 1, 0.0)
         assert ticket is not None
         registry.commit_all(ticket)
         assert registry.match("m", spans) == 28 and not registry.declines("m", spans)
 
 
-def test_a_model_has_one_known_family() -> None:
+def test_each_recurrent_model_has_a_checkpoint_spacing_of_its_own() -> None:
+    forest, registry = registry_of(40)
+    spans = line(forest, 7)
+    registry.register("narrow", "recurrent", 8)
+    registry.register("wide", "recurrent", 20)
+    for model in ("narrow", "wide", "attention"):
+        store(registry, spans, 0.0, model=model)
+    assert [registry.match(model, spans) for model in ("narrow", "wide", "attention")] == [24, 20, 28]
+
+
+def test_a_model_has_one_known_family_and_a_spacing_that_suits_it() -> None:
     forest, registry = registry_of(20)
     store(registry, line(forest, 1), 0.0)
-    for family in ("mla", "mamba"):
-        with pytest.raises(ValueError, match="allowed mha, mla, recurrent"):
-            registry.checkpoint("m", line(forest, 1), 1, 0.0, family=family)
+    for family, spacing in (("mamba", 0), ("recurrent", 0), ("recurrent", 6), ("recurrent", -4), ("mla", 4)):
+        with pytest.raises(ValueError, match="allowed mha, mla, recurrent; a multiple of 4 for recurrent, 0 for the others"):
+            registry.register("other", family, spacing)
+    registry.register("hybrid", "recurrent", 8)
+    registry.register("hybrid", "recurrent", 8)
+    for model, family, spacing in (("m", "mla", 0), ("hybrid", "recurrent", 12)):
+        with pytest.raises(ValueError, match="is registered otherwise"):
+            registry.register(model, family, spacing)
 
 
 # --- capacity and eviction -----------------------------------------------------------------------------------------------------
@@ -354,19 +371,20 @@ def test_an_ancestor_counts_as_used_with_its_last_descendant() -> None:
 
 def test_what_was_known_of_evicted_blocks_is_forgotten() -> None:
     forest, registry = registry_of(4, ranks=2)
+    registry.register("m", "recurrent", PAGE)
     spans = line(forest, 4)
     node = spans[0][0]
-    torn = registry.checkpoint("m", spans, 1, 0.0, family="recurrent")
+    torn = registry.checkpoint("m", spans, 1, 0.0)
     assert torn is not None
     registry.commit(torn, 0, state_complete=False)
     registry.commit(torn, 1)
     for rank in (0, 1):
         registry.rank_report("m", node, rank, 8, b"8")
         registry.rank_report("m", node, rank, 16, b"16")
-    ticket = registry.checkpoint("m", line(forest, 2), 1, 1.0, family="recurrent")
+    ticket = registry.checkpoint("m", line(forest, 2), 1, 1.0)
     assert ticket is not None
     registry.abort(ticket)
-    again = registry.checkpoint("m", spans, 1, 2.0, family="recurrent")
+    again = registry.checkpoint("m", spans, 1, 2.0)
     assert again is not None and again.parts == ((node, 2, 2),)
     registry.commit_all(again)
     assert registry.match("m", spans) == 0, "not reported again, and the first two pages have no complete state"
@@ -420,13 +438,14 @@ def test_models_with_larger_pages_take_more_of_the_same_budget() -> None:
     forest, registry = registry_of(6)
     small = line(forest, 4)
     store(registry, small, 0.0, model="small")
-    ticket = registry.checkpoint("large", line(forest, 1), 4, 1.0, family="mla")
+    registry.register("large", "mla")
+    ticket = registry.checkpoint("large", line(forest, 1), 4, 1.0)
     assert ticket is not None and ticket.bytes == 16
     assert (registry.used_bytes, registry.match("small", small)) == (24, 8)
 
 
 def test_impossible_sizes_are_refused() -> None:
-    for options in ({"ranks": 0}, {"page_tokens": 0}, {"checkpoint_tokens": 100}):
+    for options in ({"ranks": 0}, {"page_tokens": 0}):
         with pytest.raises(ValueError, match="capacity_bytes=1"):
             HostRegistry(1, **options)  # type: ignore[arg-type]
 
