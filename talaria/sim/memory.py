@@ -102,14 +102,36 @@ class InstanceMemory:
         """(device, host) tokens of the call's prompt that need no recomputation; its last token is always computed."""
         self._settle(now_s)
         call = run.view.call
-        model, limit = call.key.model, self._reusable(call.prompt_tokens)
-        spans = self._forest.spans(run.node, call.prompt_tokens)
-        device = min(limit, self._cache.match(spans)) if self._cache is not None and model == active else 0
-        return device, min(limit, self._registry.match(model, spans, device)) - device
+        model = call.key.model
+        spans = self._forest.spans(run.node, self._whole_pages(call.prompt_tokens - 1))
+        device = self._resumable(model, spans, self._end_before(run)) if model == active else 0
+        return device, self._registry.match(model, spans, device) - device
 
-    def _reusable(self, prompt_tokens: int) -> int:
-        page = self._hardware.page_tokens
-        return (prompt_tokens - 1) // page * page
+    def _whole_pages(self, tokens: int) -> int:
+        return tokens // self._hardware.page_tokens * self._hardware.page_tokens
+
+    def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
+        """Tokens of a path after which the active model can go on from what is on the device.
+
+        Attention can anywhere. Recurrent state is there at checkpointed positions (SPEC §5.2) and where the last call of a
+        line ended (SPEC §5.5), which is ``end_tokens`` on this path.
+        """
+        matched, spacing = self._cache.match(spans) if self._cache is not None else 0, self._spacing_tokens[model]
+        if not spacing:
+            return matched
+        end = self._whole_pages(end_tokens)
+        return max(matched // spacing * spacing, end if end <= matched else 0)
+
+    def _end_before(self, run: Run) -> int:
+        """End of the last call of a line that the prompt continues past; 0 for a rewrite or a new line."""
+        call, forest = run.view.call, self._forest
+        ends = [0]
+        if self._spacing_tokens[call.key.model]:
+            for line, _ in call.continues:
+                node, tokens = self._paths.get(call.key._replace(line=line), (-1, 0))
+                if node in forest and forest.common(node, run.node) >= tokens:
+                    ends.append(tokens)
+        return max(ends)
 
     def admit(self, run: Run, grant: int, now_s: float) -> str | None:
         """Reserve the KV of prompt and grant and pin what is to be restored. None, or why not: ``TOO_LARGE`` or ``NO_ROOM``."""
@@ -240,8 +262,8 @@ class InstanceMemory:
         node, tokens = self._paths[key]
         self._settle(now_s)
         spans = self._forest.spans(node, tokens)
-        if self._cache is not None and key.model == self._active:
-            device = self._cache.match(spans)
+        if key.model == self._active:
+            device = self._resumable(key.model, spans, tokens)
             if device > 0:
                 return LineState(Tier.DEVICE, self._registry.match(key.model, spans, device), last_use_s)
         host = self._registry.match(key.model, spans)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simpy.core import Environment
 
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.instance import CallView
 from talaria.profiles import load
+from talaria.sim.engine import Run
 from talaria.sim.memory import InstanceMemory
 from talaria.substrate.prefix import PrefixForest
 
@@ -36,3 +40,69 @@ def test_staging_advances_with_the_clock_up_to_the_whole_model() -> None:
     memory = staging_memory()
     shares = [memory.staged(time_s)[1] for time_s in (0.0, 0.5, 1.0, 1000.0)]
     assert shares == sorted(shares) and shares[0] == 0.0 and shares[2] > 0.0 and shares[-1] == 1.0
+
+
+HYBRID = "Qwen3.5-122B-A10B"
+SPACING = PROFILE.models[HYBRID].checkpoint_tokens
+PAGE = PROFILE.hardware.page_tokens
+
+
+class Serving:
+    """A memory that serves one model, and the prompts it was given."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.forest = PrefixForest()
+        self.memory = InstanceMemory(PROFILE, MODELS, self.forest, hkvr=False, swap=True)
+        self.memory.activate(model, 0.0)
+
+    def asked(self, node: int, prompt: int, *, line: str = "main", continues: str | None = None) -> Run:
+        call = Call(
+            1, LineKey("t", "s", self.model, line), 1, 0.0, prompt, continues=() if continues is None else ((continues, prompt),)
+        )
+        return Run(CallView(call, 0.0), node, 100, Environment().event())
+
+    def device_tokens(self, run: Run) -> int:
+        return self.memory.prefix(run, self.model, 1.0)[0]
+
+    def serve(self, prompt: int) -> int:
+        """A call on the main line, from the start to its end; returns its node, which holds prompt and response."""
+        node = self.forest.extend(self.forest.new_root(), 0, prompt + 100)
+        run = self.asked(node, prompt)
+        assert self.memory.admit(run, 100, 0.0) is None
+        self.memory.finish(run, 0.0)
+        return node
+
+
+def test_a_recurrent_model_goes_on_on_the_device_where_the_line_s_last_call_ended() -> None:
+    serving = Serving(HYBRID)
+    node = serving.forest.extend(serving.serve(10_000), 10_100, 12_000)
+    end = (10_000 + 99) // PAGE * PAGE
+    assert end % SPACING and serving.device_tokens(serving.asked(node, 12_000, continues="main")) == end
+    assert serving.memory.line_state(LineKey("t", "s", HYBRID, "main"), 0.0, 1.0).tokens == end
+
+
+def test_a_recurrent_model_goes_on_after_a_rewrite_at_the_last_checkpointed_position_before_it() -> None:
+    serving = Serving(HYBRID)
+    rewritten = serving.forest.extend(serving.serve(10_000), 9_000, 12_000)
+    run = serving.asked(rewritten, 12_000, continues="main")
+    assert serving.device_tokens(run) == 9_000 // SPACING * SPACING
+    short = serving.forest.extend(serving.serve(10_000), SPACING - 1, 12_000)
+    assert serving.device_tokens(serving.asked(short, 12_000, continues="main")) == 0
+
+
+def test_another_line_cannot_use_a_recurrent_state_that_its_owner_has_left_behind() -> None:
+    serving = Serving(HYBRID)
+    node = serving.serve(10_000)
+    longer = serving.forest.extend(node, 10_100, 12_100)
+    run = serving.asked(longer, 12_000, continues="main")
+    assert serving.memory.admit(run, 100, 1.0) is None
+    serving.memory.finish(run, 1.0)
+    fork = serving.forest.extend(node, 10_099, 11_000)
+    assert serving.device_tokens(serving.asked(fork, 11_000, line="sub", continues="main")) == 10_099 // SPACING * SPACING
+
+
+def test_attention_goes_on_on_the_device_on_any_page() -> None:
+    serving = Serving(MODELS[0])
+    rewritten = serving.forest.extend(serving.serve(10_000), 9_000, 12_000)
+    assert serving.device_tokens(serving.asked(rewritten, 12_000)) == 9_000 // PAGE * PAGE
