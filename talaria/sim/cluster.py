@@ -270,7 +270,7 @@ class Cluster:
         self._row_served(live, index, run, instance, routed, _COMPLETED)
         self._close_call(run, live, index)
 
-    def failed(self, run: Run, instance: SimInstance, why: str) -> None:
+    def failed(self, run: Run, instance: SimInstance) -> None:
         call, now_s = run.view.call, self._env.now
         self._router.ended(call, now_s)
         if self._log is not None:

@@ -98,7 +98,6 @@ class Engine:
         self._macro_steps = 0
         self._macro_started_s = 0.0
         self._macro_s = 0.0
-        self.prefill_s = 0.0
         self.decode_s = 0.0
         self.decode_steps = 0
         self.decode_sequence_steps = 0
@@ -210,8 +209,7 @@ class Engine:
             self._continue()
 
     def _finish_prefill(self) -> None:
-        runs, duration_s, fresh = self._queue.popleft()
-        self.prefill_s += duration_s
+        runs, _, fresh = self._queue.popleft()
         self._mode = _Mode.BOUNDARY
         self._factor = self._noise()
         ended = []

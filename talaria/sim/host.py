@@ -28,7 +28,7 @@ class Host(Protocol):
     def finished(self, run: Run, instance: SimInstance) -> None:
         """The call completed; leases are granted before the scheduler hears of it."""
 
-    def failed(self, run: Run, instance: SimInstance, why: str) -> None: ...
+    def failed(self, run: Run, instance: SimInstance) -> None: ...
 
     def slot_opened(self, instance: SimInstance) -> None:
         """A moment at which routers want to know."""

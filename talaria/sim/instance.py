@@ -147,7 +147,7 @@ class SimInstance:
         self._cancelled(run)
 
     def _cancelled(self, run: Run) -> None:
-        self._host.failed(run, self, "cancelled")
+        self._host.failed(run, self)
         self._happened(Cancelled(run.view.call.id))
 
     def snapshot(self) -> InstanceSnapshot:
@@ -312,7 +312,7 @@ class SimInstance:
         if final:
             del queue[call_id], self.runs[call_id]
             self.memory.drop(run, self._env.now)
-            self._host.failed(run, self, why)
+            self._host.failed(run, self)
 
     def _resume(self, batch: tuple[tuple[int, int], ...]) -> None:
         """Re-entry of held calls: KV that was swapped out comes back first, then one short prefill for all of them."""
@@ -415,7 +415,7 @@ class SimInstance:
             return
         self._activity = None
         record = cast(LogicalSwitch, event.value)
-        self.memory.activate(record.target, self._env.now)
+        self.memory.activate(record.target)
         self._engine.load(record.target, self._ground.timing[record.target])
         self.view.active = record.target
         model = self.view.models[record.target]
@@ -451,7 +451,7 @@ class SimInstance:
         if models:
             self.view.active = models[0]
             self.view.models[models[0]].residency = Residency.ACTIVE
-            self.memory.activate(models[0], self._env.now)
+            self.memory.activate(models[0])
             self._engine.load(models[0], self._ground.timing[models[0]])
 
     # --- rounds and faults -----------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ class InstanceMemory:
         cache, staging = self._cache, self._staging
         assert cache is not None and staging is not None
         if cache.pool.stays_below(staging.reach_page, -(-spans[-1][2] // cache.page_tokens)):
-            done = cache.extend(held, spans, now_s)
+            done = cache.lock(spans, now_s, held=held)
         else:
             done = self._allocate_in_tail(held, spans, now_s)
         staging.dirty(cache.take_new_extents())
@@ -210,12 +210,12 @@ class InstanceMemory:
         writing = staging.in_flight_pages
         if writing is not None:
             cache.pool.block(*writing)
-        done = cache.extend(held, spans, now_s)
+        done = cache.lock(spans, now_s, held=held)
         if writing is not None:
             cache.pool.unblock(*writing)
             if not done:
                 staging.cancel_in_flight()
-                done = cache.extend(held, spans, now_s)
+                done = cache.lock(spans, now_s, held=held)
         return done
 
     def finish(self, run: Run, now_s: float) -> None:
@@ -295,7 +295,7 @@ class InstanceMemory:
         del self._captured[model]
         self.host_weight_bytes -= self.weight_bytes[model]
 
-    def activate(self, model: str, now_s: float) -> None:
+    def activate(self, model: str) -> None:
         """The KV region of ``model`` begins, empty."""
         if model not in self._captured:
             self.open(model)
@@ -305,10 +305,6 @@ class InstanceMemory:
         page_bytes = max(1, numbers.kv_bytes_per_token * hardware.page_tokens // numbers.layers)
         self._staging = StagingMap(numbers.layers, hardware.chunk_bytes, regions.kv_pages, page_bytes)
         self._evictions_seen = (0, self._registry.evictions)
-
-    @property
-    def staged_model(self) -> str | None:
-        return self._staging.target if self._staging is not None else None
 
     def stage(self, model: str, rate: float, now_s: float) -> None:
         assert self._staging is not None and self._cache is not None

@@ -76,14 +76,22 @@ class DeviceCache:
                     return pages * page_tokens
         return 0
 
-    def acquire(self, spans: Spans, now_s: float) -> bool:
-        """Lock the whole path, allocating what is not resident and evicting idle leaves as needed.
+    def lock(self, spans: Spans, now_s: float, *, held: Spans = ()) -> bool:
+        """Lock the whole path, in place of an earlier lock of ``held``, with which it begins.
 
-        False, with nothing changed, if even evicting everything idle would not make room.
+        Allocates what is not resident and evicts idle leaves as needed. False, with nothing changed, if even evicting
+        everything idle would not make room.
         """
-        return self._lock(page_steps(spans, self.page_tokens, partial=True), now_s)
+        old, new = page_steps(held, self.page_tokens, partial=True), page_steps(spans, self.page_tokens, partial=True)
+        if old == new:
+            self._tree.touch(old, now_s)
+            return True
+        if not self._hold(new, now_s):
+            return False
+        self._tree.unhold(old, now_s)
+        return True
 
-    def _lock(self, steps: Sequence[Step], now_s: float) -> bool:
+    def _hold(self, steps: Sequence[Step], now_s: float) -> bool:
         tree, pool = self._tree, self.pool
         missing, idle = tree.shortfall(steps, 1)
         lacking = missing - pool.free_pages
@@ -96,19 +104,8 @@ class DeviceCache:
             self._place(entry, pages)
         return True
 
-    def extend(self, held: Spans, spans: Spans, now_s: float) -> bool:
-        """Turn a lock of ``held`` into one of the longer path ``spans``; False, with nothing changed, if impossible."""
-        old, new = page_steps(held, self.page_tokens, partial=True), page_steps(spans, self.page_tokens, partial=True)
-        if old == new:
-            self._tree.touch(old, now_s)
-            return True
-        if not self._lock(new, now_s):
-            return False
-        self._tree.unhold(old, now_s)
-        return True
-
     def release(self, spans: Spans, keep_tokens: int, now_s: float) -> None:
-        """Undo one ``acquire``; full pages up to ``keep_tokens`` stay as idle cache, the rest is freed at once.
+        """Undo one ``lock``; full pages up to ``keep_tokens`` stay as idle cache, the rest is freed at once.
 
         Pages that another lock or another path needs stay. Raises ValueError without a matching lock.
         """

@@ -89,13 +89,6 @@ class BumpLayout:
             kv_pages,
         )
 
-    def fits(self, model: ModelMemory) -> bool:
-        try:
-            self.regions(model)
-        except LayoutError:
-            return False
-        return True
-
     def peak_bytes(self, parked: Iterable[ModelMemory]) -> int:
         """Footprint of the device while any model is active: the whole buffer and the residue of ``parked`` models.
 

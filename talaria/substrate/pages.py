@@ -19,14 +19,12 @@ class OutOfPages(ValueError):
 class PagePool:
     """``total_pages`` pages, each free, used or blocked."""
 
-    __slots__ = ("_blocked", "_free", "peak", "total")
+    __slots__ = ("_blocked", "_free", "total")
 
     def __init__(self, total_pages: int) -> None:
         if total_pages < 0:
             raise ValueError(f"total_pages={total_pages}: allowed 0 or more")
         self.total = total_pages
-        self.peak = 0
-        """Most pages ever in use at once."""
         self._free = ExtentSet((0, total_pages))
         self._blocked = ExtentSet()
 
@@ -64,11 +62,7 @@ class PagePool:
             raise ValueError(f"pages={pages}: allowed 0 or more")
         if pages > self._free.total:
             raise OutOfPages(f"{pages} pages asked for, {self._free.total} of {self.total} free")
-        extents = self._free.take_lowest(pages)
-        used = self.total - self._free.total - self._blocked.total
-        if used > self.peak:
-            self.peak = used
-        return extents
+        return self._free.take_lowest(pages)
 
     def free(self, extents: Iterable[Extent]) -> None:
         """Give used pages back. Raises ValueError for a page that is not in use."""

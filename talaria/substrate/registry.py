@@ -23,9 +23,8 @@ FAMILIES = ("mha", "mla", "recurrent")
 class HostRegistry:
     """``capacity_bytes`` of host slabs for an instance of ``ranks`` TP ranks.
 
-    A model is ``mha`` unless ``register`` says otherwise. ``evictions`` counts reclaimed pages, ``capacity_misses``
-    checkpoints that found no room, ``restore_skips`` declined restores by family. With ``forest``, nodes that the
-    registry holds stay known there.
+    A model is ``mha`` unless ``register`` says otherwise. ``evictions`` counts reclaimed pages,
+    ``restore_skips`` declined restores by family. With ``forest``, nodes that the registry holds stay known there.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class HostRegistry:
         self.ranks = ranks
         self.page_tokens = page_tokens
         self.evictions = 0
-        self.capacity_misses = 0
         self.restore_skips = dict.fromkeys(FAMILIES, 0)
         self.protected: set[Hashable] = set()
         self._forest = forest
@@ -99,7 +97,7 @@ class HostRegistry:
     def checkpoint(self, model: str, spans: Spans, bytes_per_token: int, now_s: float, *, owner: Hashable = None) -> Ticket | None:
         """Begin the D2H copy of the full pages of a path that are neither committed nor pending.
 
-        None if there is nothing to copy, or no room even after eviction (then ``capacity_misses`` rises).
+        None if there is nothing to copy, or no room even after eviction.
         """
         if model not in self._families:
             self.register(model, "mha")
@@ -109,7 +107,6 @@ class HostRegistry:
         if not parts:
             self._tree.touch(steps, now_s)
         elif not self._hold(steps, page_bytes, now_s):
-            self.capacity_misses += 1
             return None
         entries, copied, places = self._tree.entries, 0, []
         if owner is not None:

@@ -119,7 +119,7 @@ class SimulatedWorld:
         if self._tau_s > 0.0:
             instance.lease_changed(call.key, self._env.now + self._tau_s)
 
-    def failed(self, run: Run, instance: SimInstance, why: str) -> None:
+    def failed(self, run: Run, instance: SimInstance) -> None:
         self.endings.append((run.view.call.id, "failed"))
 
     def slot_opened(self, instance: SimInstance) -> None:

@@ -22,7 +22,7 @@ def staging_memory() -> InstanceMemory:
     memory = InstanceMemory(PROFILE, MODELS, PrefixForest(), hkvr=True, swap=True)
     for name in MODELS:
         memory.open(name)
-    memory.activate(MODELS[0], 0.0)
+    memory.activate(MODELS[0])
     memory.stage(MODELS[1], 1.0, 0.0)
     return memory
 
@@ -54,7 +54,7 @@ class Serving:
         self.model = model
         self.forest = PrefixForest()
         self.memory = InstanceMemory(PROFILE, MODELS, self.forest, hkvr=False, swap=True)
-        self.memory.activate(model, 0.0)
+        self.memory.activate(model)
 
     def asked(self, node: int, prompt: int, *, line: str = "main", continues: str | None = None) -> Run:
         call = Call(

@@ -59,7 +59,7 @@ class Oracle:
         idle = self.resident - self.locked() - path
         free = self.total - len(self.resident)
         possible = len(missing) <= free + len(idle)
-        assert self.cache.acquire(spans, self.now_s) == possible
+        assert self.cache.lock(spans, self.now_s) == possible
         if possible:
             self.locks.append(spans)
             for index, page in enumerate(path_pages(spans)):
@@ -81,7 +81,7 @@ class Oracle:
         path, idle = set(path_pages(spans)), self.resident - self.locked() - set(path_pages(spans))
         free = self.total - len(self.resident)
         possible = len(path - self.resident) <= free + len(idle)
-        assert self.cache.extend(held, spans, self.now_s) == possible
+        assert self.cache.lock(spans, self.now_s, held=held) == possible
         if possible:
             self.locks[pick % len(self.locks)] = spans
             for index, page in enumerate(path_pages(spans)):
@@ -169,10 +169,10 @@ def test_a_lock_grows_with_its_sequence() -> None:
     node = forest.new_root()
     forest.extend(node, 0, 10)
     short = forest.spans(node, 10)
-    assert cache.acquire(short, 0.0)
+    assert cache.lock(short, 0.0)
     forest.extend(node, 10, 25)
     long = forest.spans(node, 25)
-    assert cache.extend(short, long, 1.0)
+    assert cache.lock(long, 1.0, held=short)
     assert cache.locked_pages == 7
     cache.release(long, 25, 2.0)
     assert (cache.locked_pages, cache.resident_tokens, cache.match(long)) == (0, 24, 24)
@@ -182,8 +182,8 @@ def test_a_growth_that_does_not_fit_leaves_the_shorter_lock() -> None:
     forest, cache = cache_of(4)
     node = forest.new_root()
     forest.extend(node, 0, 30)
-    assert cache.acquire(forest.spans(node, 10), 0.0)
-    assert not cache.extend(forest.spans(node, 10), forest.spans(node, 30), 1.0)
+    assert cache.lock(forest.spans(node, 10), 0.0)
+    assert not cache.lock(forest.spans(node, 30), 1.0, held=forest.spans(node, 10))
     assert cache.locked_pages == 3 and cache.pool.used == 3
     cache.release(forest.spans(node, 10), 0, 2.0)
     assert cache.pool.used == 0
@@ -193,9 +193,9 @@ def test_idle_prefixes_go_least_recently_used_first_and_only_as_far_as_needed() 
     forest, cache = cache_of(9)
     old, middle, new = (line(forest, 3 * PAGE) for _ in range(3))
     for now_s, spans in ((1.0, middle), (0.0, old), (2.0, new)):
-        assert cache.acquire(spans, now_s)
+        assert cache.lock(spans, now_s)
         cache.release(spans, 3 * PAGE, now_s)
-    assert cache.acquire(line(forest, 4 * PAGE), 3.0)
+    assert cache.lock(line(forest, 4 * PAGE), 3.0)
     assert [cache.match(spans) // PAGE for spans in (old, middle, new)] == [0, 2, 3]
     assert cache.evicted_pages == 4
 
@@ -205,30 +205,30 @@ def test_using_a_branch_does_not_refresh_the_abandoned_tail_of_its_ancestor() ->
     root = forest.new_root()
     forest.extend(root, 0, 4 * PAGE)
     trunk = forest.spans(root, 4 * PAGE)
-    assert cache.acquire(trunk, 0.0)
+    assert cache.lock(trunk, 0.0)
     cache.release(trunk, 4 * PAGE, 0.0)
     other = line(forest, 2 * PAGE)
-    assert cache.acquire(other, 1.0)
+    assert cache.lock(other, 1.0)
     cache.release(other, 2 * PAGE, 1.0)
     rewritten = forest.spans(forest.extend(root, 2 * PAGE, 4 * PAGE), 4 * PAGE)
-    assert cache.acquire(rewritten, 2.0)
+    assert cache.lock(rewritten, 2.0)
     cache.release(rewritten, 4 * PAGE, 2.0)
-    assert cache.acquire(line(forest, 2 * PAGE), 3.0)
+    assert cache.lock(line(forest, 2 * PAGE), 3.0)
     assert (cache.match(trunk), cache.match(other), cache.match(rewritten)) == (2 * PAGE, 2 * PAGE, 4 * PAGE)
 
 
 def test_locked_pages_are_never_evicted() -> None:
     forest, cache = cache_of(4)
     held = line(forest, 3 * PAGE)
-    assert cache.acquire(held, 0.0)
-    assert not cache.acquire(line(forest, 2 * PAGE), 1.0)
+    assert cache.lock(held, 0.0)
+    assert not cache.lock(line(forest, 2 * PAGE), 1.0)
     assert cache.match(held) == 3 * PAGE and cache.pool.used == 3
 
 
 def test_tokens_beyond_what_is_kept_are_freed_at_once() -> None:
     forest, cache = cache_of(10)
     spans = line(forest, 30)
-    assert cache.acquire(spans, 0.0)
+    assert cache.lock(spans, 0.0)
     cache.release(spans, 18, 1.0)
     assert cache.pool.used == 4 and cache.match(spans) == 16
 
@@ -238,7 +238,7 @@ def test_a_shared_prefix_is_stored_once_and_stays_while_one_path_needs_it() -> N
     root = forest.new_root()
     forest.extend(root, 0, 5 * PAGE)
     a, b = forest.spans(root, 5 * PAGE), forest.spans(forest.extend(root, 3 * PAGE, 5 * PAGE), 5 * PAGE)
-    assert cache.acquire(a, 0.0) and cache.acquire(b, 0.0)
+    assert cache.lock(a, 0.0) and cache.lock(b, 0.0)
     assert cache.pool.used == 7
     cache.release(a, 0, 1.0)
     assert cache.pool.used == 5 and cache.match(b) == 5 * PAGE
@@ -249,9 +249,9 @@ def test_an_idle_branch_keeps_the_trunk_that_it_needs() -> None:
     root = forest.new_root()
     forest.extend(root, 0, 5 * PAGE)
     trunk, branch = forest.spans(root, 5 * PAGE), forest.spans(forest.extend(root, 3 * PAGE, 5 * PAGE), 5 * PAGE)
-    assert cache.acquire(branch, 0.0)
+    assert cache.lock(branch, 0.0)
     cache.release(branch, 5 * PAGE, 0.0)
-    assert cache.acquire(trunk, 1.0)
+    assert cache.lock(trunk, 1.0)
     cache.release(trunk, 0, 1.0)
     assert cache.pool.used == 5 and cache.match(branch) == 5 * PAGE
 
@@ -259,10 +259,10 @@ def test_an_idle_branch_keeps_the_trunk_that_it_needs() -> None:
 def test_a_short_use_does_not_free_the_idle_tail_of_a_longer_one() -> None:
     forest, cache = cache_of(10)
     long = line(forest, 5 * PAGE)
-    assert cache.acquire(long, 0.0)
+    assert cache.lock(long, 0.0)
     cache.release(long, 5 * PAGE, 0.0)
     short = forest.spans(long[0][0], 3 * PAGE)
-    assert cache.acquire(short, 1.0)
+    assert cache.lock(short, 1.0)
     cache.release(short, 0, 1.0)
     assert cache.match(long) == 5 * PAGE
 
@@ -270,12 +270,12 @@ def test_a_short_use_does_not_free_the_idle_tail_of_a_longer_one() -> None:
 def test_the_order_of_eviction_survives_any_number_of_uses() -> None:
     forest, cache = cache_of(6)
     often, once = line(forest, 3 * PAGE), line(forest, 3 * PAGE)
-    assert cache.acquire(once, 0.0)
+    assert cache.lock(once, 0.0)
     cache.release(once, 3 * PAGE, 0.0)
     for now_s in range(1, 500):
-        assert cache.acquire(often, now_s)
+        assert cache.lock(often, now_s)
         cache.release(often, 3 * PAGE, now_s)
-    assert cache.acquire(line(forest, 3 * PAGE), 500.0)
+    assert cache.lock(line(forest, 3 * PAGE), 500.0)
     assert (cache.match(often), cache.match(once)) == (3 * PAGE, 0)
 
 
@@ -284,26 +284,26 @@ def test_a_branch_inside_a_page_has_its_own_copy_of_that_page() -> None:
     root = forest.new_root()
     forest.extend(root, 0, 8)
     branch = forest.spans(forest.extend(root, 6, 8), 8)
-    assert cache.acquire(forest.spans(root, 8), 0.0)
+    assert cache.lock(forest.spans(root, 8), 0.0)
     assert cache.match(branch) == 4
-    assert cache.acquire(branch, 0.0)
+    assert cache.lock(branch, 0.0)
     assert cache.pool.used == 3
 
 
 def test_new_extents_are_reported_once() -> None:
     forest, cache = cache_of(10)
     spans = line(forest, 10)
-    assert cache.acquire(spans, 0.0)
+    assert cache.lock(spans, 0.0)
     assert cache.take_new_extents() == [(0, 3)] and cache.take_new_extents() == []
     cache.release(spans, 8, 1.0)
-    assert cache.acquire(spans, 2.0)
+    assert cache.lock(spans, 2.0)
     assert cache.take_new_extents() == [(2, 1)]
 
 
 def test_a_region_is_not_cleared_while_a_path_is_locked() -> None:
     forest, cache = cache_of(10)
     spans = line(forest, 10)
-    assert cache.acquire(spans, 0.0)
+    assert cache.lock(spans, 0.0)
     with pytest.raises(ValueError, match="3 pages are locked"):
         cache.clear()
     cache.release(spans, 10, 1.0)
@@ -323,9 +323,9 @@ def test_what_a_cache_holds_stays_known_to_the_forest_until_it_is_evicted() -> N
     spans = line(forest, 3 * PAGE)
     node = spans[0][0]
     forest.retain(node)
-    assert cache.acquire(spans, 0.0)
+    assert cache.lock(spans, 0.0)
     cache.release(spans, 3 * PAGE, 0.0)
     forest.release(node)
     assert node in forest
-    assert cache.acquire(line(forest, 4 * PAGE), 1.0)
+    assert cache.lock(line(forest, 4 * PAGE), 1.0)
     assert node not in forest

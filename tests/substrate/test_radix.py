@@ -52,7 +52,7 @@ def test_memory_follows_the_live_sessions_and_what_the_caches_hold() -> None:
         for turn in range(3):
             forest.extend(node, forest.end(node), forest.end(node) + 50)
             spans = forest.spans(node, forest.end(node))
-            assert cache.acquire(spans, session + 0.1 * turn)
+            assert cache.lock(spans, session + 0.1 * turn)
             cache.release(spans, forest.end(node), session + 0.1 * turn)
             ticket = registry.checkpoint("m", spans, 1, session + 0.1 * turn)
             assert ticket is not None
@@ -70,7 +70,7 @@ def test_a_line_of_many_turns_stays_one_run_of_pages() -> None:
         forest.extend(node, forest.end(node), forest.end(node) + 500)
         spans = forest.spans(node, forest.end(node))
         assert len(spans) == 1
-        assert cache.acquire(spans, turn)
+        assert cache.lock(spans, turn)
         cache.release(spans, forest.end(node), turn)
         ticket = registry.checkpoint("m", spans, 1, turn)
         assert ticket is not None and len(ticket.parts) == 1
