@@ -19,11 +19,11 @@ from talaria.sim.run import simulate
 SMALL = """\
 schema: talaria.scenario/1
 name: small
-about: "Four sessions on one server."
+about: "Two sessions on one server."
 profile: paper-tp8
 models: [Qwen3-235B, GLM5-nvfp4, Qwen3.5-122B-A10B]
 instances: [{count: 1, pool: cold, max_resident_models: 3}]
-workload: {preset: quickstart, first_sessions: 4}
+workload: {preset: quickstart, first_sessions: 2}
 gap_cap_s: 10
 """
 
@@ -71,7 +71,7 @@ def test_run_prints_every_metric_of_the_contract(scenario: str, capsys: pytest.C
 def test_run_says_on_stderr_what_it_runs_and_shows_a_table(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "--scenario", scenario]) == 0
     printed = capsys.readouterr()
-    assert printed.err == "scenario small: Four sessions on one server.\n"
+    assert printed.err == "scenario small: Two sessions on one server.\n"
     assert "sct_p50_s" in printed.out and "small · talaria · seed 0" in printed.out
 
 
@@ -149,10 +149,15 @@ def test_an_interrupt_before_anything_is_finished_leaves_nothing(
     assert capsys.readouterr().out == "" and sorted(Path().rglob("*")) == before
 
 
-def test_the_same_seed_writes_the_same_bytes_in_any_process(scenario: str) -> None:
+# Figures take most of a run's time; that they are the same bytes is shown in tests/report.
+WITHOUT_FIGURES = "from talaria.cli.main import main; from talaria.report import html; html.render = lambda *_: ''; main()"
+
+
+def test_the_same_seed_writes_the_same_bytes_in_any_process(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("talaria.report.html.render", lambda *_: "")
     command = ["run", "--scenario", scenario, "--decisions", "--timeline", "--out"]
     assert run_command([*command, "here"]) == 0
-    another_process = [sys.executable, "-c", "from talaria.cli.main import main; main()", *command, "there"]
+    another_process = [sys.executable, "-c", WITHOUT_FIGURES, *command, "there"]
     subprocess.run(another_process, env={**os.environ, "PYTHONHASHSEED": "12345"}, check=True, capture_output=True)
     names = sorted(path.name for path in Path("here").iterdir())
     different = [name for name in names if Path("here", name).read_bytes() != Path("there", name).read_bytes()]
