@@ -19,10 +19,13 @@ def note(text: str) -> None:
 
 
 def show(table: Any) -> None:
-    """A rich renderable on stdout: as wide as the terminal, ``PIPE_COLUMNS`` wide in a file or pipe."""
+    """A rich renderable on stdout: as wide as the terminal, ``PIPE_COLUMNS`` wide in a file or pipe, without the padding of its box."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n"))
 
 
 def show_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", wrapped: Collection[str] = ()) -> None:

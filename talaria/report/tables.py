@@ -69,7 +69,7 @@ def with_margin(mean: float | None, interval: Sequence[float | None]) -> str:
 
 def run_table(document: Document) -> Any:
     """All metrics of ``talaria.run/1`` in groups, with 95 % margins where there are several seeds; a rich renderable."""
-    table = _table(f"{document['scenario']} · {document['config']} · {_seeds(document['seeds'])}")
+    table = _table()
     for heading, justify in (("metric", "left"), ("value", "right")) * 2:
         table.add_column(heading, justify=justify, no_wrap=True)
     halves = list(GROUPS.items())
@@ -79,7 +79,7 @@ def run_table(document: Document) -> Any:
             cells = [_metric_cells(document, names[index]) if index < len(names) else ("", "") for _, names in (left, right)]
             table.add_row(*cells[0], *cells[1])
         table.add_section()
-    return table
+    return _titled(f"{document['scenario']} · {document['config']} · {_seeds(document['seeds'])}", table)
 
 
 def compare_table(document: Document) -> Any:
@@ -90,7 +90,7 @@ def compare_table(document: Document) -> Any:
     configs: dict[str, Document] = document["configs"]
     base, *others = configs
     first = configs[base]
-    table = _table(f"{first['scenario']} · {_seeds(first['seeds'])} · second line: difference from {base}, 95 % interval")
+    table = _table()
     table.add_column("metric", no_wrap=True)
     for name in configs:
         table.add_column(name, justify="right")
@@ -106,12 +106,12 @@ def compare_table(document: Document) -> Any:
         table.add_row(metric, *cells)
     improved = [paired[name, "sessions_improved"] for name in others]
     table.add_row("sessions_improved", f"by {base}", *(with_margin(entry["diff"], entry["ci95"]) for entry in improved))
-    return table
+    return _titled(f"{first['scenario']} · {_seeds(first['seeds'])} · second line: difference from {base}, 95 % interval", table)
 
 
 def sweep_table(document: Document) -> Any:
     """``talaria.sweep/1``: one row per value; below each mean the half width of its 95 % interval. Fits 80 columns."""
-    table = _table(f"{document['scenario']} · {document['config']} · {_seeds(document['seeds'])} · second line: 95 % over seeds")
+    table = _table()
     for knob in document["knob"].split(","):
         table.add_column(knob, justify="right", no_wrap=True)
     for metric in SWEPT:
@@ -120,14 +120,23 @@ def sweep_table(document: Document) -> Any:
         values = point["value"] if isinstance(point["value"], list) else [point["value"]]
         cells = [_two_lines(with_margin(point["metrics"][metric], point["spread"][metric]["ci95"])) for metric in SWEPT]
         table.add_row(*map(value_text, values), *cells)
-    return table
+    title = f"{document['scenario']} · {document['config']} · {_seeds(document['seeds'])} · second line: 95 % over seeds"
+    return _titled(title, table)
 
 
-def _table(title: str) -> Any:
+def _table() -> Any:
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1))
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+
+
+def _titled(title: str, table: Any) -> Any:
+    """``table`` below ``title``, which as rich's own title would be folded to the width of a narrow table."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title, style="bold"), table)
 
 
 def _metric_cells(document: Document, name: str) -> tuple[str, str]:

@@ -88,3 +88,10 @@ def test_numbers_are_short(value: float | None, shown: str) -> None:
 )
 def test_a_margin_sets_the_digits_of_its_mean(mean: float | None, high: float | None, shown: str) -> None:
     assert with_margin(mean, [None, high]) == shown
+
+
+def test_a_title_longer_than_its_table_stays_on_one_line() -> None:
+    records = {name: [plausible_record(name, seed, sessions=3) for seed in (0, 1)] for name in ("talaria", "no-sp")}
+    results = {name: [SeedResult(metrics(record), sct_by_session(record)) for record in runs] for name, runs in records.items()}
+    documents = {name: small_document(config=name) for name in results}
+    assert "95 % interval" in render(compare_table(compare_document(documents, paired(results)))).splitlines()[0]
