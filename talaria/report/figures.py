@@ -72,7 +72,8 @@ def sct_by_configuration(runs: Runs) -> Any:
         )
         label = f"{median_s:,.0f} s" if median_s >= 100 else f"{median_s:.3g} s"
         axes.annotate(label, (median_s, row - 0.34), ha="center", va="bottom", fontsize=8.5)
-    axes.set(title="Session completion time by configuration", xlabel="SCT, s (box: quartiles, whiskers: 5 % and 95 %)", xscale="log")
+    what = "SCT, s (sessions of all seeds together; box: quartiles, whiskers: 5 % and 95 %)"
+    axes.set(title="Session completion time by configuration", xlabel=what, xscale="log")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.35, -0.7)
     axes.tick_params(axis="y", labelcolor=INK)
@@ -142,7 +143,7 @@ def switch_latency(runs: Runs) -> Any:
 
 @styled
 def hbm_footprint(record: RunRecord) -> Any:
-    """Weights, KV and staged weights per GPU over time, on the instance whose footprint grows largest, with the run's peak."""
+    """Weights, KV and staged weights per GPU over time, on the instance whose footprint grows largest, and what is reserved."""
     figure, (axes,) = panels()
     samples = record.hbm_samples
     if samples is not None and len(samples):
@@ -153,7 +154,7 @@ def hbm_footprint(record: RunRecord) -> Any:
         rows = rows[_peaks(total[rows])]
         stacks = [values[rows] / GIB for values in parts.values()]
         axes.stackplot(samples["time_s"][rows], *stacks, labels=list(parts), colors=list(MEMORY_COLOURS.values()), step="post", linewidth=0)
-        axes.axhline(record.peak_hbm_bytes / GIB, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="peak of the run")
+        axes.axhline(record.peak_hbm_bytes / GIB, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="reserved")
         _legend_beside(axes)
         axes.set_title(f"Memory of one GPU of {record.instances[instance]}")
     axes.set(xlabel="time, s", ylabel="HBM, GiB", ylim=(0, None))

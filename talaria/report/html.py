@@ -92,13 +92,16 @@ def _pictures(document: Document, records: Sequence[RunRecord]) -> list[Picture]
         )
     ]
     if len(first.rounds):
-        caption = f"Where the rounds of {shown} went. Bars stack to the mean round length of their stretch of time."
+        caption = f"Where the cold instances' rounds of {shown} went. Bars stack to the mean round length of their stretch of time."
         pictures.append(_picture("Rounds", caption, figures.round_composition(first, _round_bound_s(document))))
     if any(len(record.switches) for record in records):
         caption = "A logical switch lasts as long as its slowest rank and has the path of its worst one. Opens are left out."
         pictures.append(_picture("Switches", caption, figures.switch_latency(runs)))
     if first.hbm_samples is not None and len(first.hbm_samples):
-        caption = f"Footprint over {shown}, on the instance that came closest to its capacity."
+        caption = (
+            f"What {shown} kept in memory, on the instance where that grew largest. Reserved: the managed buffer, whatever it holds, "
+            "and the residue of opened models; the most of any instance."
+        )
         pictures.append(_picture("Memory", caption, figures.hbm_footprint(first)))
     return pictures
 

@@ -337,7 +337,7 @@ def host_capacity_misses(run: Measured) -> float:
 
 @metric("GiB", "lower")
 def peak_hbm_gib(run: Measured) -> float:
-    """Largest footprint of any GPU at any time of the run: weights, KV, staged chunks, runtime and idle residue."""
+    """Most memory reserved on any GPU: the managed buffer (weights, KV, staged chunks, runtime) and the residue of opened models."""
     return run.record.peak_hbm_bytes / GIB
 
 
