@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,8 @@ ValuesOption = Annotated[list[str] | None, typer.Option(metavar="V1,V2,...", hel
 def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> None:
     """Sweep a knob, or a grid of two, and show what it trades.
 
-    Each knob has a scenario and values of its own that show something; seeds 0 to 9. The plot goes to ./talaria-out.
+    Without options: values of each knob's own; tau, gamma and nu on scenarios that respond to them, the others on quickstart; seeds 0
+    to 9. The plot goes to ./talaria-out.
     """
     seeds = parse_seeds(options.seed, options.seeds, default=10)
 
@@ -55,6 +56,8 @@ def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> 
             document = sweeping.finish(axes, batch, options.out or PLOTS, options.out)
             if document:
                 note(f"plot: {document['plot']}")
+                if len(document["points"]) > 1 and not _moved(document["points"], tables.SWEPT):
+                    note(f"{knob} changes nothing of this on {document['scenario']}: try another --scenario or other --values")
                 show_document(document, tables.sweep_table, as_json=options.json)
     raise typer.Exit(code)
 
@@ -71,6 +74,11 @@ def parse_axes(knob: str, values: Sequence[str] | None) -> list[Axis]:
     if len(values) != len(names):
         raise InputError(f"given {len(values)} times for {knob!r}", where="--values", allowed="once per knob, in the same order")
     return [Axis(name, _values(name, text)) for name, text in zip(names, values, strict=True)]
+
+
+def _moved(points: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> bool:
+    """Whether any of ``metrics`` differs between two points."""
+    return any(len({point["metrics"][name] for point in points}) > 1 for name in metrics)
 
 
 def _values(name: str, text: str) -> tuple[object, ...]:

@@ -125,6 +125,13 @@ def test_sweep_prints_its_points_and_draws_them(scenario: str, capsys: pytest.Ca
     assert printed["plot"] == "talaria-out/sweep-linger.png" and Path(printed["plot"]).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sweep_that_moves_nothing_says_so_beside_its_table(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sweep", "mu0", "--scenario", scenario, "--values", "0,0.001", "--seeds", "2"]) == 0
+    assert "mu0 changes nothing of this" in capsys.readouterr().err
+    assert run_command(["sweep", "t_ttft", "--scenario", scenario, "--values", "2,20", "--seeds", "2"]) == 0
+    assert "changes nothing" not in capsys.readouterr().err
+
+
 def test_an_interrupted_run_shows_and_writes_its_finished_seeds(
     scenario: str, capsys: pytest.CaptureFixture[str], interrupted_at_job: Any
 ) -> None:
