@@ -6,17 +6,15 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from talaria.cli import policyfile
 from talaria.cli.main import COMMANDS, run_command
 from talaria.profiles import names as profile_names
-from talaria.profiles.points import DecodePoint, PointsFile, PrefillPoint
 from talaria.sim import config, scenario
 from talaria.sim.run import plan
 from talaria.sim.scenario import InstanceGroup, Scenario
-from talaria.validation import parse
 from talaria.workload.importers import FORMATS
 from talaria.workload.trace import TraceFile
 from tests.conftest import REPOSITORY
@@ -70,13 +68,17 @@ def test_every_trace_format_is_listed() -> None:
     assert f"[{len(FORMATS)} formats]" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_points_shown_name_real_fields() -> None:
-    document: dict[str, Any] = json.loads(block("profiles.md", "json"))
-    points = document["models"]["Qwen3-32B"]
-    for row_of, rows in ((PrefillPoint, points["prefill"]), (DecodePoint, points["decode"])):
-        parse(row_of, rows[0], "docs/profiles.md")
-        rows *= 4  # a fit needs at least four; the page shows one
-    assert parse(PointsFile, document, "docs/profiles.md").base in profile_names()
+def test_the_points_shown_can_be_fitted(tmp_path: Path) -> None:
+    points, profile = tmp_path / "points.json", tmp_path / "our-b200.json"
+    points.write_text(block("profiles.md", "json"), encoding="utf-8")
+    assert run_command(["profile", "fit", str(points), "-o", str(profile)]) == 0
+    assert run_command(["profile", "check", str(profile)]) == 0
+
+
+def test_the_policy_file_shown_is_valid(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(block("knobs.md", "yaml"), encoding="utf-8")
+    assert policyfile.load(path) == policyfile.Policy({"tau": 2.0, "nu": 20.0}, "talaria")
 
 
 def test_every_shipped_profile_is_listed() -> None:
