@@ -37,6 +37,7 @@ def import_(
 @app.command()
 def validate(file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file (talaria.trace/1).")]) -> None:
     """Check every line of a trace file."""
+    from talaria.workload.importers.report import counted
     from talaria.workload.trace import TraceFile
 
     trace = TraceFile(file)
@@ -45,7 +46,7 @@ def validate(file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace fi
         for session in trace.sessions():
             sessions, calls = sessions + 1, calls + len(session.calls)
             advance()
-    typer.echo(f"{file}: valid, {sessions} sessions, {calls} calls, models {', '.join(trace.models())}")
+    typer.echo(f"{file}: valid, {counted(sessions, 'session')}, {counted(calls, 'call')}, models {', '.join(trace.models())}")
 
 
 @app.command()
@@ -90,6 +91,7 @@ def generate(
 ) -> None:
     """Draw a synthetic trace from a workload recipe."""
     from talaria.workload import generate as generator
+    from talaria.workload.importers.report import counted
     from talaria.workload.rules import TraceHeader
     from talaria.workload.trace import write_trace
 
@@ -101,7 +103,7 @@ def generate(
     )
     with progress("drawing", workload.recipe.sessions) as advance:
         header = write_trace(out, header, _each(workload.sessions(), advance))
-    note(f"{out}: {workload.recipe.sessions} sessions, {sum(header.models.values())} calls")
+    note(f"{out}: {counted(workload.recipe.sessions, 'session')}, {counted(sum(header.models.values()), 'call')}")
 
 
 def _each(sessions: Iterator[Session], advance: Callable[[], None]) -> Iterator[Session]:

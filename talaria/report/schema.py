@@ -45,8 +45,12 @@ def read_run_document(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        below = sorted(found.parent.name for found in path.parent.glob("*/run.json"))
         raise InputError(
-            f"cannot be read ({_reason(error)})", where=str(path), allowed="a run.json that `talaria-sim run --out DIR` wrote"
+            f"cannot be read ({_reason(error)})",
+            where=str(path),
+            allowed="a run.json that `talaria-sim run --out DIR` wrote",
+            fix=f"name a run below it: {', '.join(below)}" if below else "",
         ) from None
     return parse_json(RunDocument, text, str(path)).model_dump(mode="json", by_alias=True)
 

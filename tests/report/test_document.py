@@ -135,6 +135,14 @@ def test_a_broken_document_is_refused_in_one_line_with_file_and_field(tmp_path: 
     assert message.startswith(f"{path}: {named}") and "\n" not in message
 
 
+def test_a_comparison_s_directory_is_refused_with_the_runs_below_it(tmp_path: Path) -> None:
+    for name in ("talaria", "no-sp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=r"name a run below it: no-sp, talaria$"):
+        read_run_document(tmp_path / "run.json")
+
+
 def test_a_missing_document_is_refused_with_what_would_be_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run\.json: cannot be read \(No such file or directory\)"):
         read_run_document(tmp_path / "run.json")

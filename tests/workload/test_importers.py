@@ -378,7 +378,7 @@ def test_duplicate_sessions_are_dropped_on_request_only_and_counted(tmp_path: Pa
 
 def test_the_report_says_totals_first_and_then_every_count(tmp_path: Path) -> None:
     assert imported(tmp_path, "claude-code").report.lines() == [
-        "1 sessions, 3 calls",
+        "1 session, 3 calls",
         "  3 records that are no model call (prompts, tool results, summaries) skipped",
         "  1 content blocks merged into the call of their message",
     ]

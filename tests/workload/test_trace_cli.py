@@ -24,9 +24,9 @@ def test_import_writes_a_valid_trace_and_reports_on_stderr(tmp_path: Path, recor
     assert run_command(["trace", "import", str(recording), "--format", "weka", "-o", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.splitlines()[0] == f"{out}: 1 sessions, 4 calls"
+    assert said.err.splitlines()[0] == f"{out}: 1 session, 4 calls"
     assert run_command(["trace", "validate", str(out)]) == 0
-    assert "valid, 1 sessions, 4 calls, models big, small" in capsys.readouterr().out
+    assert "valid, 1 session, 4 calls, models big, small" in capsys.readouterr().out
 
 
 def test_import_says_how_many_duplicates_it_dropped(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_stats_prints_the_regime_table_of_any_format(recording: Path, capsys: py
     said = capsys.readouterr()
     assert "depth p50" in said.out
     assert "estimated, not recorded: gap_s, reuse_tokens" in said.out
-    assert said.err.startswith("read as weka: 1 sessions, 4 calls")
+    assert said.err.startswith("read as weka: 1 session, 4 calls")
 
 
 def test_stats_json_is_one_document(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:

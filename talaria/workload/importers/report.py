@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from talaria.workload.session import Session
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 session``, ``2 sessions``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """Sessions in start order, read lazily where the format allows; the rest as in ``TraceHeader``."""
@@ -41,4 +46,5 @@ class ImportReport:
 
     def lines(self) -> list[str]:
         """One line of totals, then one per note in the order of first occurrence."""
-        return [f"{self.sessions} sessions, {self.calls} calls"] + [f"  {count} {what}" for what, count in self.notes.items()]
+        totals = f"{counted(self.sessions, 'session')}, {counted(self.calls, 'call')}"
+        return [totals, *(f"  {count} {what}" for what, count in self.notes.items())]
