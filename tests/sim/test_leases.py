@@ -15,7 +15,7 @@ from talaria.sim.run import plan, simulate
 from tests.sim.small import small_plan
 from tests.sim.worlds import chain, world
 
-TAUS = (0.0, 1.0, 5.0)
+TAUS = (0.0, 5.0)
 
 
 @cache
@@ -31,12 +31,12 @@ def opens_and_hits(charge: float) -> list[tuple[float, float]]:
 
 
 def test_with_a_lease_charge_opens_rise_and_residency_falls_as_tau_grows() -> None:
-    (opens, hits), *_, (last_opens, last_hits) = opens_and_hits(1.0)
+    (opens, hits), (last_opens, last_hits) = opens_and_hits(1.0)
     assert last_opens > opens and last_hits < hits
 
 
 def test_without_a_charge_opens_do_not_rise_and_residency_does_not_fall() -> None:
-    (opens, hits), *_, (last_opens, last_hits) = opens_and_hits(0.0)
+    (opens, hits), (last_opens, last_hits) = opens_and_hits(0.0)
     assert last_opens <= opens and last_hits >= hits
 
 

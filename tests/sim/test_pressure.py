@@ -8,7 +8,7 @@ import pytest
 
 from talaria.report.metrics import metrics
 from talaria.sim.run import simulate
-from tests.sim.worlds import chain, world
+from tests.sim.worlds import chain, world, with_small_memory
 
 
 @pytest.mark.parametrize("config_name", ["talaria", "no-hkvr"])
@@ -16,8 +16,9 @@ from tests.sim.worlds import chain, world
 def test_calls_whose_contexts_outgrow_the_device_together_take_turns_and_all_complete(
     config_name: str, inflight_kv: str, tmp_path: Path
 ) -> None:
-    sessions = [chain(f"s{number}", 1, prompt=1000, output=300_000) for number in range(8)]
-    record = simulate(world(tmp_path, sessions, instances=({"inflight_kv": inflight_kv},), config_name=config_name), 0)
+    sessions = [chain(f"s{number}", 1, prompt=1000, output=30_000) for number in range(8)]
+    plan = world(tmp_path, sessions, instances=({"inflight_kv": inflight_kv},), config_name=config_name)
+    record = simulate(with_small_memory(plan, 100_000), 0)
     assert metrics(record)["calls_completed"] == 8
 
 
