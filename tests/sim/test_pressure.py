@@ -8,7 +8,7 @@ import pytest
 
 from talaria.report.metrics import metrics
 from talaria.sim.run import simulate
-from tests.sim.worlds import chain, world, with_small_memory
+from tests.sim.worlds import chain, with_small_memory, world
 
 
 @pytest.mark.parametrize("config_name", ["talaria", "no-hkvr"])
