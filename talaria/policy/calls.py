@@ -24,7 +24,7 @@ class Call:
     ``continues`` names the lines of this session whose prefix the prompt continues, with the tokens shared,
     longest first; a host computes it from its own session book (hash chains, node ids). ``expected_output_tokens``
     is known in a replay and ``None`` otherwise: the policy then uses its own estimate. ``exact`` is False where the
-    token counts are estimates.
+    token counts are estimates (DESIGN, "One call's way through"): a log or a host can tell, decisions do not depend on it.
     """
 
     id: int

@@ -23,7 +23,9 @@ class SwitchPlan(NamedTuple):
     """What a switch will do on each rank; bytes are per rank.
 
     Phase 1 waits for ``drain`` and cancels the H2D of ``cancel_staging_of``; phase 2 follows ``gather``, or reads all
-    ``weight_bytes`` from the host where it is None; phase 4 recaptures unless ``reuse_graphs``.
+    ``h2d_bytes`` from the host where it is None; phase 3 rebuilds the KV shell unless ``reuse_kv_shell``; phase 4
+    recaptures unless ``reuse_graphs`` (SPEC §5.1, §5.4). A host that lays every model out once and for all, as the
+    simulator does, reuses both at every switch but the open.
     """
 
     source: str | None
