@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.errors import InputError
+from talaria.policy.codec import CODEC
+from talaria.profiles import load
 from talaria.report.declog import DecisionLog
 from talaria.sim.config import CONFIGS
 from talaria.sim.replay import KEPT, replay
@@ -166,6 +168,11 @@ def test_a_damaged_log_is_refused_or_replayed_but_never_a_crash(data: st.DataObj
         assert replay(path).count >= 0
     except InputError as error:
         assert str(path) in str(error)
+
+
+def test_the_header_names_the_output_priors_that_the_profile_gave_the_router(log_lines: list[str]) -> None:
+    arguments = CODEC.decode(json.loads(log_lines[0])["router"]["arguments"]["output_tokens"])
+    assert arguments == {name: load("paper-tp8").model(name).output_tokens_prior for name in arguments} and len(arguments) == 3
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
