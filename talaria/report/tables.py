@@ -85,8 +85,16 @@ def run_table(document: Document) -> Any:
 def compare_table(document: Document) -> Any:
     """``talaria.compare/1``: one column per configuration; below its mean, the paired difference from the first one.
 
-    The last row counts the sessions that end sooner under the first configuration than under each other one.
+    The last row counts the sessions that end sooner under the first configuration than under each other one. Where the terminal is too
+    narrow for a difference and its margin beside each other, the margin goes below.
     """
+    configs: dict[str, Document] = document["configs"]
+    base, first = next(iter(configs.items()))
+    title = f"{first['scenario']} · {_seeds(first['seeds'])} · second line: difference from {base}, 95 % interval"
+    return _titled(title, _FirstThatFits([_comparison(document, margin) for margin in ("±", "\n±")]))
+
+
+def _comparison(document: Document, margin: str) -> Any:
     configs: dict[str, Document] = document["configs"]
     base, *others = configs
     first = configs[base]
@@ -102,11 +110,12 @@ def compare_table(document: Document) -> Any:
             entry = paired[name, metric]
             low, high = entry["ci95"]
             change = _negated(entry["diff"]), [_negated(high), _negated(low)]
-            cells.append(f"{number(configs[name]['metrics'][metric])}\n[dim]{_signed(*change)}[/]")
+            cells.append(f"{number(configs[name]['metrics'][metric])}\n[dim]{_signed(*change).replace('±', margin)}[/]")
         table.add_row(metric, *cells)
     improved = [paired[name, "sessions_improved"] for name in others]
-    table.add_row("sessions_improved", f"by {base}", *(with_margin(entry["diff"], entry["ci95"]) for entry in improved))
-    return _titled(f"{first['scenario']} · {_seeds(first['seeds'])} · second line: difference from {base}, 95 % interval", table)
+    counts = (with_margin(entry["diff"], entry["ci95"]).replace("±", margin) for entry in improved)
+    table.add_row("sessions_improved", f"by {base}", *counts)
+    return table
 
 
 def sweep_table(document: Document) -> Any:
@@ -129,6 +138,18 @@ def _table() -> Any:
     from rich.table import Table
 
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+
+
+class _FirstThatFits:
+    """The first of ``tables`` that the console can show without cutting cells, or the last."""
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self._tables = tables
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        unbounded = options.update(max_width=10 * options.max_width)
+        fitting = (table for table in self._tables if console.measure(table, options=unbounded).maximum <= options.max_width)
+        yield next(fitting, self._tables[-1])
 
 
 def _titled(title: str, table: Any) -> Any:

@@ -19,17 +19,18 @@ WIDTH = 100
 CONFIGS = {"talaria": 1.0, "no-sp": 2.5, "no-hkvr": 2.0, "h2d-only": 1.1, "round-only": 4.0}
 
 
-def render(table: Any) -> str:
-    console = Console(width=WIDTH, color_system=None)
+def render(table: Any, width: int = WIDTH) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).rstrip()
 
 
-def comparison() -> str:
+def comparison(width: int = WIDTH) -> str:
     records = {name: [plausible_record(name, seed, sessions=3, slowdown=slow) for seed in (0, 1)] for name, slow in CONFIGS.items()}
     results = {name: [SeedResult(metrics(record), sct_by_session(record)) for record in runs] for name, runs in records.items()}
-    return render(compare_table(compare_document({name: small_document(config=name) for name in CONFIGS}, paired(results))))
+    document = compare_document({name: small_document(config=name) for name in CONFIGS}, paired(results))
+    return render(compare_table(document), width)
 
 
 def sweep(knobs: tuple[str, ...], values: list[tuple[float, ...]]) -> str:
@@ -95,3 +96,10 @@ def test_a_title_longer_than_its_table_stays_on_one_line() -> None:
     results = {name: [SeedResult(metrics(record), sct_by_session(record)) for record in runs] for name, runs in records.items()}
     documents = {name: small_document(config=name) for name in results}
     assert "95 % interval" in render(compare_table(compare_document(documents, paired(results)))).splitlines()[0]
+
+
+def test_a_comparison_of_five_cuts_no_number_on_80_columns() -> None:
+    narrow, wide = comparison(80), comparison()
+    assert max(map(len, narrow.splitlines())) <= 80 and "…" not in narrow
+    numbers = [sorted(re.findall(r"[\d.,]+", text)) for text in (narrow, wide)]
+    assert numbers[0] == numbers[1]
