@@ -42,6 +42,13 @@ def test_a_batch_gives_each_seed_the_metrics_of_its_own_run() -> None:
     assert document["host"]["sim_cpu_s"] > 0.0
 
 
+@pytest.fixture
+def bare_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without content: drawing them takes most of a run's time, and tests/report looks at them."""
+    monkeypatch.setattr("talaria.report.html.render", lambda *_: "")
+
+
+@pytest.mark.usefixtures("bare_pages")
 def test_an_interrupted_run_keeps_its_finished_seeds(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Batch([Case("a", small_plan(), out)], range(5), by_seed=True, decisions=True, timeline=True) as batch:
@@ -76,6 +83,7 @@ def test_an_interrupted_comparison_is_paired_over_the_seeds_that_both_sides_fini
     assert difference["diff"] == pytest.approx(sum(a["sct_mean_s"] - b["sct_mean_s"] for a, b in pairs) / 2, rel=1e-6)
 
 
+@pytest.mark.usefixtures("bare_pages")
 def test_a_comparison_writes_a_document_a_figure_and_a_run_directory_per_configuration(tmp_path: Path) -> None:
     cases = compare.cases(["talaria", "no-sp"], lambda config: small_plan(config_name=config.name), tmp_path)
     with Batch(cases, range(2), by_seed=True) as batch:
