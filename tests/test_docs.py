@@ -102,6 +102,11 @@ def test_a_command_shown_exists_with_its_options(words: list[str], capsys: pytes
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_page_that_is_linked_exists(path: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+\.md)\)", path.read_text(encoding="utf-8"))
+def test_every_page_and_picture_that_is_linked_exists(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_nothing_is_left_to_be_filled_in(path: Path) -> None:
+    assert re.findall(r"@@\w*", path.read_text(encoding="utf-8")) == []
