@@ -100,15 +100,14 @@ class InstanceMemory:
 
     def prefix(self, run: Run, active: str | None, now_s: float) -> tuple[int, int]:
         """(device, host) tokens of the call's prompt that need no recomputation; its last token is always computed."""
-        self._settle(now_s)
+        if self._copies and self._copies[0][0] <= now_s:
+            self._settle(now_s)
         call = run.view.call
-        model = call.key.model
-        spans = self._forest.spans(run.node, self._whole_pages(call.prompt_tokens - 1))
-        device = self._resumable(model, spans, self._end_before(run)) if model == active else 0
+        model, page_tokens = call.key.model, self._hardware.page_tokens
+        spans, device = self._forest.spans(run.node, (call.prompt_tokens - 1) // page_tokens * page_tokens), 0
+        if model == active:
+            device = self._resumable(model, spans, self._end_before(run) if self._spacing_tokens[model] else 0)
         return device, self._registry.match(model, spans, device) - device
-
-    def _whole_pages(self, tokens: int) -> int:
-        return tokens // self._hardware.page_tokens * self._hardware.page_tokens
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
         """Tokens of a path after which the active model can go on from what is on the device.
@@ -119,19 +118,17 @@ class InstanceMemory:
         matched, spacing = self._cache.match(spans) if self._cache is not None else 0, self._spacing_tokens[model]
         if not spacing:
             return matched
-        end = self._whole_pages(end_tokens)
+        end = end_tokens // self._hardware.page_tokens * self._hardware.page_tokens
         return max(matched // spacing * spacing, end if end <= matched else 0)
 
     def _end_before(self, run: Run) -> int:
         """End of the last call of a line that the prompt continues past; 0 for a rewrite or a new line."""
-        call, forest = run.view.call, self._forest
-        ends = [0]
-        if self._spacing_tokens[call.key.model]:
-            for line, _ in call.continues:
-                node, tokens = self._paths.get(call.key._replace(line=line), (-1, 0))
-                if node in forest and forest.common(node, run.node) >= tokens:
-                    ends.append(tokens)
-        return max(ends)
+        call, forest, end = run.view.call, self._forest, 0
+        for line, _ in call.continues:
+            node, tokens = self._paths.get(call.key._replace(line=line), (-1, 0))
+            if tokens > end and node in forest and forest.common(node, run.node) >= tokens:
+                end = tokens
+        return end
 
     def admit(self, run: Run, grant: int, now_s: float) -> str | None:
         """Reserve the KV of prompt and grant and pin what is to be restored. None, or why not: ``TOO_LARGE`` or ``NO_ROOM``."""
@@ -140,16 +137,18 @@ class InstanceMemory:
         run.device_tokens, run.host_tokens = self.prefix(run, call.key.model, now_s)
         cached = run.device_tokens + run.host_tokens
         run.lost_tokens = max(0, call.reusable_tokens - cached)
-        spans = self._forest.spans(run.node, call.prompt_tokens + min(grant + 1, run.output_tokens))
-        if self._never_fits(spans):
+        tokens = call.prompt_tokens + min(grant + 1, run.output_tokens)
+        if tokens > self.pool_tokens[call.key.model]:
             return TOO_LARGE
+        spans = self._forest.spans(run.node, tokens)
         if run.host_tokens:
             self._pins[call.id] = self._registry.pin(call.key.model, self._forest.spans(run.node, cached), cached)
         if not self._allocate((), spans, now_s):
             self.restored(run)
             return NO_ROOM
         run.spans = spans
-        self.host_capacity_misses += self._hkvr and self._was_evicted(run)
+        if self._hkvr and run.lost_tokens > self._hardware.page_tokens:
+            self.host_capacity_misses += self._was_evicted(run)
         return None
 
     def _was_evicted(self, run: Run) -> bool:
@@ -175,17 +174,13 @@ class InstanceMemory:
         """Reserve the KV of one more grant; a swapped call gets its pages back. None, or why not, as in ``admit``."""
         call = run.view.call
         tokens = call.prompt_tokens + min(run.view.generated_tokens + grant, run.output_tokens)
-        spans, held = self._forest.spans(run.node, tokens), () if run.swapped else run.spans
-        if self._never_fits(spans):
+        if tokens > self.pool_tokens[call.key.model]:
             return TOO_LARGE
+        spans, held = self._forest.spans(run.node, tokens), () if run.swapped else run.spans
         if not self._allocate(held, spans, now_s):
             return NO_ROOM
         run.spans, run.swapped = spans, False
         return None
-
-    def _never_fits(self, spans: Spans) -> bool:
-        assert self._cache is not None
-        return -(-spans[-1][2] // self._hardware.page_tokens) > self._cache.pool.total
 
     def restorable(self, run: Run) -> int:
         """Tokens of an in-flight call's context that the registry holds."""
@@ -199,7 +194,9 @@ class InstanceMemory:
             done = cache.lock(spans, now_s, held=held)
         else:
             done = self._allocate_in_tail(held, spans, now_s)
-        staging.dirty(cache.take_new_extents())
+        taken = cache.take_new_extents()
+        if taken:
+            staging.dirty(taken)
         return done
 
     def _allocate_in_tail(self, held: Spans, spans: Spans, now_s: float) -> bool:
@@ -253,14 +250,15 @@ class InstanceMemory:
     def protect(self, key: LineKey, leased: bool) -> None:
         """A leased line's KV is evicted from the host last."""
         if leased:
-            self._registry.protect(key)
+            self._registry.protected.add(key)
         else:
-            self._registry.unprotect(key)
+            self._registry.protected.discard(key)
 
     def line_state(self, key: LineKey, last_use_s: float, now_s: float) -> LineState:
         """What the router may know of a line that was served here."""
+        if self._copies and self._copies[0][0] <= now_s:
+            self._settle(now_s)
         node, tokens = self._paths[key]
-        self._settle(now_s)
         spans = self._forest.spans(node, tokens)
         if key.model == self._active:
             device = self._resumable(key.model, spans, tokens)
@@ -271,7 +269,7 @@ class InstanceMemory:
 
     def forget(self, key: LineKey) -> None:
         self._paths.pop(key, None)
-        self._registry.unprotect(key)
+        self._registry.protected.discard(key)
 
     def evicted(self) -> bool:
         """Whether anything was evicted since this was last asked: what is known of prefixes may be stale."""

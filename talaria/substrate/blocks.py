@@ -6,12 +6,12 @@ ranks agree on can be restored (SPEC §5.2).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from talaria.substrate.agreement import RankAgreement
-from talaria.substrate.extents import Extent, ExtentSet
+from talaria.substrate.extents import ExtentSet
 from talaria.substrate.radix import Entry, Step
 
 
@@ -38,6 +38,8 @@ class Hold(NamedTuple):
 class HostEntry(Entry):
     """The blocks of one node of one model. Its key is (model, node)."""
 
+    node: int = -1
+    """The prefix node of the key."""
     committed: ExtentSet = field(default_factory=ExtentSet)
     copied: ExtentSet = field(default_factory=ExtentSet)
     """Pages that are committed or pending; the others of the entry are void."""
@@ -48,19 +50,13 @@ class HostEntry(Entry):
 
     @classmethod
     def new(cls, key: Hashable, first_page: int, page_bytes: int, parent: HostEntry | None) -> HostEntry:
-        return cls(key, first_page, page_bytes, parent, first_page, first_page, first_page)
-
-    @property
-    def node(self) -> int:
-        return node_of(self.key)
+        assert isinstance(key, tuple) and isinstance(key[1], int)
+        return cls(key, first_page, page_bytes, parent, first_page, first_page, first_page, node=key[1])
 
     def reach(self, page: int) -> int:
         """End of the blocks that can be restored from ``page`` on; ``page`` or less if there are none."""
         end = self.committed.run_end(page)
         return end if self.agreement is None else min(end, self.agreement.agreed_page)
-
-    def uncopied(self, first_page: int, end_page: int) -> Iterable[Extent]:
-        return self.copied.gaps(first_page, end_page)
 
     def forget_cut(self, pages: int) -> None:
         """The tree has cut ``pages`` from the tail: nothing is known of them any more."""
@@ -70,8 +66,3 @@ class HostEntry(Entry):
         self.incomplete = {page for page in self.incomplete if page <= end}
         if self.agreement is not None:
             self.agreement.cut(end)
-
-
-def node_of(key: Hashable) -> int:
-    assert isinstance(key, tuple) and isinstance(key[1], int)
-    return key[1]

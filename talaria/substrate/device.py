@@ -5,27 +5,25 @@ Ranks are symmetric, so one cache stands for all of them. Idle prefixes stay unt
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from talaria.substrate.pages import Extent, PagePool
 from talaria.substrate.prefix import PrefixForest, Spans
-from talaria.substrate.radix import Entry, PageTree, Step, page_steps
+from talaria.substrate.radix import Entry, PageTree, page_steps
 
 
 @dataclass(slots=True, eq=False)
 class _Resident(Entry):
+    node: int = -1
+    """The prefix node: its key."""
     extents: list[Extent] = field(default_factory=list)
     """Where the pages are, in the order of the path."""
 
     @classmethod
     def new(cls, key: Hashable, first_page: int, page_cost: int, parent: _Resident | None) -> _Resident:
-        return cls(key, first_page, page_cost, parent, first_page, first_page, first_page)
-
-    @property
-    def node(self) -> int:
-        assert isinstance(self.key, int)
-        return self.key
+        assert isinstance(key, int)
+        return cls(key, first_page, page_cost, parent, first_page, first_page, first_page, node=key)
 
 
 class DeviceCache:
@@ -82,26 +80,25 @@ class DeviceCache:
         Allocates what is not resident and evicts idle leaves as needed. False, with nothing changed, if even evicting
         everything idle would not make room.
         """
-        old, new = page_steps(held, self.page_tokens, partial=True), page_steps(spans, self.page_tokens, partial=True)
-        if old == new:
-            self._tree.touch(old, now_s)
-            return True
-        if not self._hold(new, now_s):
-            return False
-        self._tree.unhold(old, now_s)
-        return True
-
-    def _hold(self, steps: Sequence[Step], now_s: float) -> bool:
         tree, pool = self._tree, self.pool
-        missing, idle = tree.shortfall(steps, 1)
-        lacking = missing - pool.free_pages
-        if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
-            return False
-        grown = tree.hold(steps, 1, now_s)
+        old = page_steps(held, self.page_tokens, partial=True) if held else []
+        new = page_steps(spans, self.page_tokens, partial=True)
+        if old == new:
+            tree.touch(old, now_s)
+            return True
+        lacking = 0
+        if new and new[-1][2] > pool.free_pages:  # else there is room even if nothing of the path is here
+            missing, idle = tree.shortfall(new, 1)
+            lacking = missing - pool.free_pages
+            if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
+                return False
+        grown = tree.hold(new, 1, now_s)
         if lacking > 0:
             self._evict(lacking)
         for entry, pages in grown:
             self._place(entry, pages)
+        if old:
+            tree.unhold(old, now_s)
         return True
 
     def release(self, spans: Spans, keep_tokens: int, now_s: float) -> None:
@@ -115,8 +112,9 @@ class DeviceCache:
         for entry, (_, first, end) in zip(reversed(path), reversed(steps), strict=True):
             if keep >= end:
                 return
-            if entry.end_page <= end:  # what lies beyond is somebody else's
-                self._cut(entry, max(keep, first))
+            before = entry.end_page
+            if before <= end:  # what lies beyond is somebody else's
+                self._free(entry, before - self._tree.trim(entry, max(keep, first)))
 
     def clear(self) -> None:
         """Free everything: the region is released at a switch. Raises ValueError while anything is locked."""
@@ -152,10 +150,6 @@ class DeviceCache:
         for entry, count in self._tree.reclaim(pages):
             self.evicted_pages += count
             self._free(entry, count)
-
-    def _cut(self, entry: _Resident, end_page: int) -> None:
-        before = entry.end_page
-        self._free(entry, before - self._tree.trim(entry, end_page))
 
     def _free(self, entry: _Resident, pages: int) -> None:
         """Return the last ``pages`` of an entry's extents to the pool."""

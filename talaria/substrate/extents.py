@@ -44,11 +44,16 @@ class ExtentSet:
         if count <= 0:
             return
         starts, ends, end = self._starts, self._ends, first + count
-        at = bisect_right(starts, first)
-        if (at and ends[at - 1] > first) or (at < len(starts) and starts[at] < end):
+        if not ends or first > ends[-1]:
+            starts.append(first)
+            ends.append(end)
+            self.total += count
+            return
+        at, size = bisect_right(starts, first), len(starts)
+        if (at and ends[at - 1] > first) or (at < size and starts[at] < end):
             raise ValueError(f"[{first}, {end}) overlaps what the set already holds")
         joins_left = at > 0 and ends[at - 1] == first
-        joins_right = at < len(starts) and starts[at] == end
+        joins_right = at < size and starts[at] == end
         if joins_left and joins_right:
             ends[at - 1] = ends[at]
             del starts[at], ends[at]
@@ -102,6 +107,8 @@ class ExtentSet:
 
     def take_range(self, first: int, end: int) -> list[Extent]:
         """Remove and return the members within [first, end), in order."""
+        if not self.total:
+            return []
         taken = self.within(first, end)
         for start, count in taken:
             self.remove(start, count)
@@ -123,11 +130,12 @@ class ExtentSet:
 
     def gaps(self, first: int, end: int) -> list[Extent]:
         """What [first, end) lacks, as extents in order."""
-        missing, at = [], first
-        for start, count in self.within(first, end):
-            if start > at:
-                missing.append((at, start - at))
-            at = start + count
+        missing, at, ends = [], first, self._ends
+        if ends and first < ends[-1]:
+            for start, count in self.within(first, end):
+                if start > at:
+                    missing.append((at, start - at))
+                at = start + count
         if at < end:
             missing.append((at, end - at))
         return missing
@@ -143,12 +151,14 @@ class ExtentSet:
 
     def count_below(self, end: int) -> int:
         """How many members are less than ``end``."""
-        if end >= self.end:
+        if not self._ends or end >= self._ends[-1]:
             return self.total
         return sum(count for _, count in self.within(0, end))
 
     def has_below(self, end: int, count: int) -> bool:
         """Whether at least ``count`` members are less than ``end``."""
+        if self._ends and self._ends[0] <= end and self._ends[0] - self._starts[0] >= count:
+            return True
         for start, stop in zip(self._starts, self._ends, strict=True):
             if count <= 0 or start >= end:
                 break

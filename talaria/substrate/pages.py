@@ -19,23 +19,20 @@ class OutOfPages(ValueError):
 class PagePool:
     """``total_pages`` pages, each free, used or blocked."""
 
-    __slots__ = ("_blocked", "_free", "total")
+    __slots__ = ("_blocked", "_free", "free_pages", "total")
 
     def __init__(self, total_pages: int) -> None:
         if total_pages < 0:
             raise ValueError(f"total_pages={total_pages}: allowed 0 or more")
         self.total = total_pages
+        self.free_pages = total_pages
+        """Pages that an allocation can take now; blocked ones are not among them."""
         self._free = ExtentSet((0, total_pages))
         self._blocked = ExtentSet()
 
     @property
     def used(self) -> int:
-        return self.total - self._free.total - self._blocked.total
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that an allocation can take now; blocked ones are not among them."""
-        return self._free.total
+        return self.total - self.free_pages - self._blocked.total
 
     @property
     def high_water(self) -> int:
@@ -60,9 +57,11 @@ class PagePool:
         """
         if pages < 0:
             raise ValueError(f"pages={pages}: allowed 0 or more")
-        if pages > self._free.total:
-            raise OutOfPages(f"{pages} pages asked for, {self._free.total} of {self.total} free")
-        return self._free.take_lowest(pages)
+        if pages > self.free_pages:
+            raise OutOfPages(f"{pages} pages asked for, {self.free_pages} of {self.total} free")
+        taken = self._free.take_lowest(pages)
+        self.free_pages = self._free.total
+        return taken
 
     def free(self, extents: Iterable[Extent]) -> None:
         """Give used pages back. Raises ValueError for a page that is not in use."""
@@ -71,17 +70,21 @@ class PagePool:
             if first < 0 or end > self.total or (self._blocked.total and self._blocked.within(first, end)):
                 raise ValueError(f"[{first}, {end}) is not in use")
             self._free.add(first, count)
+            self.free_pages = self._free.total
 
     def free_all(self) -> None:
         """Give every used page back."""
         self._free = ExtentSet(*self._blocked.gaps(0, self.total))
+        self.free_pages = self._free.total
 
     def block(self, first: int, count: int) -> None:
         """Keep allocations off free pages while an H2D write fills them. Raises ValueError if one is not free."""
         self._free.remove(first, count)
         self._blocked.add(first, count)
+        self.free_pages = self._free.total
 
     def unblock(self, first: int, count: int) -> None:
         """Undo ``block``. Raises ValueError if a page is not blocked."""
         self._blocked.remove(first, count)
         self._free.add(first, count)
+        self.free_pages = self._free.total

@@ -92,6 +92,8 @@ class PrefixForest:
 
     def common(self, a: int, b: int) -> int:
         """Tokens that the paths of two nodes are known to share."""
+        if a == b:
+            return self._nodes[a].end
         shared = 0
         for (node_a, _, end_a), (node_b, _, end_b) in zip(self.spans(a, self.end(a)), self.spans(b, self.end(b)), strict=False):
             if node_a != node_b:

@@ -24,12 +24,9 @@ def page_steps(spans: Spans, page_tokens: int, *, partial: bool) -> list[tuple[i
     ``partial`` says whether a last page that is not full counts.
     """
     steps = []
-    for node, start, end in spans[:-1]:
-        first, last = start // page_tokens, end // page_tokens
-        if last > first:
-            steps.append((node, first, last))
-    for node, start, end in spans[-1:]:
-        first, last = start // page_tokens, -(-end // page_tokens) if partial else end // page_tokens
+    path_end = spans[-1][2] if partial and spans else -1
+    for node, start, end in spans:
+        first, last = start // page_tokens, -(-end // page_tokens) if end == path_end else end // page_tokens
         if last > first:
             steps.append((node, first, last))
     return steps
@@ -118,8 +115,7 @@ class PageTree(Generic[E]):
                 entry.held = end
             path.append(entry)
             parent, before = entry, end
-        for entry, (_, _, end) in zip(path, steps, strict=True):
-            self._use(entry, end, now_s)
+        self._use(path, steps, now_s)
         return grown
 
     def unhold(self, steps: Sequence[Step], now_s: float) -> list[E]:
@@ -143,22 +139,26 @@ class PageTree(Generic[E]):
                 if end == entry.held:
                     entry.held = max(entry.holds) if entry.holds else entry.first_page
                     self.held_cost -= (end - entry.held) * entry.page_cost
-            self._use(entry, end, now_s)
+        self._use(path, steps, now_s)
         return path
 
     def touch(self, steps: Iterable[Step], now_s: float) -> None:
         """Count a path as used at ``now_s`` where it is present."""
-        for key, _, end in steps:
-            entry = self.entries.get(key)
+        for step in steps:
+            entry = self.entries.get(step[0])
             if entry is not None:
-                self._use(entry, end, now_s)
+                self._use((entry,), (step,), now_s)
 
-    def _use(self, entry: E, end: int, now_s: float) -> None:
-        # A path that leaves a node midway says nothing about the node's tail beyond it.
-        if (end >= entry.end_page or not entry.children) and now_s > entry.last_use_s:
-            entry.last_use_s = now_s
-        if entry.end_page > entry.held:
-            self._to_queue(entry)
+    def _use(self, path: Sequence[E], steps: Sequence[Step], now_s: float) -> None:
+        """Note the use of a path, and queue what has a tail to reclaim behind all others that are as old."""
+        used = self._used
+        for entry, (_, _, end) in zip(path, steps, strict=True):
+            # A path that leaves a node midway says nothing about the node's tail beyond it.
+            if (end >= entry.end_page or not entry.children) and now_s > entry.last_use_s:
+                entry.last_use_s = now_s
+            if entry.end_page > entry.held:
+                used.pop(entry, None)
+                used[entry] = None
 
     def trim(self, entry: E, end_page: int) -> int:
         """Cut an entry's tail down to ``end_page``, or to what holds and children need; returns its new end page.
@@ -186,7 +186,8 @@ class PageTree(Generic[E]):
             parent.needed = max(parent.children.values(), default=parent.first_page)
         above = self.entries[parent.key]
         above.last_use_s = max(above.last_use_s, entry.last_use_s)
-        self._to_queue(above)
+        self._used.pop(above, None)
+        self._used[above] = None
 
     def reclaim(self, cost: int, spared: Collection[Hashable] = ()) -> list[tuple[E, int]]:
         """Cut at least ``cost`` from idle tails, least recently used first, page by page.
@@ -230,11 +231,6 @@ class PageTree(Generic[E]):
         self._used.clear()
         self.cost = self.held_cost = 0
         return entries
-
-    def _to_queue(self, entry: E) -> None:
-        """Remember to queue ``entry`` behind all others that are as old."""
-        self._used.pop(entry, None)
-        self._used[entry] = None
 
     def _enqueue(self, entry: E) -> None:
         if entry.end_page <= max(entry.held, entry.needed):

@@ -6,13 +6,12 @@ is exposed only when every rank has committed it. Bytes count all ranks; slabs o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 from talaria.substrate.agreement import RankAgreement
 from talaria.substrate.blocks import Hold as Hold
-from talaria.substrate.blocks import HostEntry, node_of
+from talaria.substrate.blocks import HostEntry
 from talaria.substrate.blocks import Ticket as Ticket
-from talaria.substrate.extents import Extent
 from talaria.substrate.prefix import PrefixForest, Spans
 from talaria.substrate.radix import NO_USE_S, PageTree, Step, page_steps
 
@@ -45,6 +44,7 @@ class HostRegistry:
         self.evictions = 0
         self.restore_skips = dict.fromkeys(FAMILIES, 0)
         self.protected: set[Hashable] = set()
+        """Owners whose last checkpoint is spared as long as anything else can be evicted (live leases)."""
         self._forest = forest
         self._tree: PageTree[HostEntry] = PageTree(HostEntry.new)
         self._families: dict[str, str] = {}
@@ -68,13 +68,6 @@ class HostRegistry:
     def held_bytes(self) -> int:
         """What cannot be reclaimed now: pinned, referenced or under a pending copy."""
         return self._tree.held_cost
-
-    def protect(self, owner: Hashable) -> None:
-        """Spare what ``owner`` checkpointed last, as long as anything else can be evicted (a live lease)."""
-        self.protected.add(owner)
-
-    def unprotect(self, owner: Hashable) -> None:
-        self.protected.discard(owner)
 
     def register(self, model: str, family: str, checkpoint_tokens: int = 0) -> None:
         """Say what state ``model`` keeps, before its first checkpoint.
@@ -102,13 +95,17 @@ class HostRegistry:
         if model not in self._families:
             self.register(model, "mha")
         page_bytes = bytes_per_token * self.page_tokens
-        steps = self._steps(model, spans)
-        parts = [(key, first, count) for key, start, end in steps for first, count in self._uncopied(key, start, end)]
+        steps, entries = self._steps(model, spans), self._tree.entries
+        parts = []
+        for key, start, end in steps:
+            known = entries.get(key)
+            for first, count in ((start, end - start),) if known is None else known.copied.gaps(start, end):
+                parts.append((key, first, count))
         if not parts:
             self._tree.touch(steps, now_s)
         elif not self._hold(steps, page_bytes, now_s):
             return None
-        entries, copied, places = self._tree.entries, 0, []
+        copied, places = 0, []
         if owner is not None:
             for key, _, _ in steps:
                 entries[key].owner = owner
@@ -118,8 +115,9 @@ class HostRegistry:
             entry = entries[key]
             entry.copied.add(first, count)
             copied += count * entry.page_cost
-            places.append((node_of(key), first, count))
-        ticket = Ticket(self._number(), model, self._families[model], copied, tuple(places), tuple(steps))
+            places.append((entry.node, first, count))
+        self._numbered += 1
+        ticket = Ticket(self._numbered, model, self._families[model], copied, tuple(places), tuple(steps))
         self._open.setdefault(model, {})[ticket.id] = ticket
         self._waiting[ticket.id] = (1 << self.ranks) - 1
         return ticket
@@ -190,10 +188,12 @@ class HostRegistry:
 
         ``from_tokens`` itself if nothing does. A recurrent model's match ends at a checkpointed position.
         """
+        if not spans or spans[-1][2] // self.page_tokens <= from_tokens // self.page_tokens:
+            return from_tokens
         end = self._agreed(model, spans, from_tokens)
         if end > from_tokens and self._families.get(model) == "recurrent":
             end = self._resumable(model, spans, end)
-        return max(end, from_tokens)
+        return end if end > from_tokens else from_tokens
 
     def declines(self, model: str, spans: Spans, from_tokens: int = 0) -> bool:
         """Whether a restore that begins now is declined for want of a complete state; counts it if so (SPEC §5.2)."""
@@ -213,9 +213,11 @@ class HostRegistry:
             entry = entries.get((model, node))
             if entry is None:
                 break
-            at = max(at, min(entry.reach(at), end))
-            if at < end:
+            reached = entry.reach(at)
+            if reached < end:
+                at = max(at, reached)
                 break
+            at = end
         return at * page_tokens
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
@@ -267,7 +269,8 @@ class HostRegistry:
         if self._tree.shortfall(steps, 1)[0]:
             raise ValueError(f"{tokens} tokens of {model} are not all held here")
         self._tree.hold(steps, 1, NO_USE_S)
-        hold = Hold(self._number(), tuple(steps))
+        self._numbered += 1
+        hold = Hold(self._numbered, tuple(steps))
         holds[hold.id] = hold
         return hold
 
@@ -302,13 +305,5 @@ class HostRegistry:
         if entry.end_page == entry.first_page and self._forest is not None:
             self._forest.release(entry.node)
 
-    def _uncopied(self, key: Hashable, first: int, end: int) -> Iterable[Extent]:
-        entry = self._tree.entries.get(key)
-        return ((first, end - first),) if entry is None else entry.uncopied(first, end)
-
     def _steps(self, model: str, spans: Spans) -> list[Step]:
         return [((model, node), first, end) for node, first, end in page_steps(spans, self.page_tokens, partial=False)]
-
-    def _number(self) -> int:
-        self._numbered += 1
-        return self._numbered

@@ -52,6 +52,8 @@ class StagingMap:
         rows = -(-self._chunks // self.layers)
         self.reach_page = max(0, self._layer_bytes - rows * self.chunk_bytes) // self.page_bytes
         """The target's chunks lie in the pages from here on, however many are staged."""
+        self.clean_bytes = 0
+        """Staged and not overwritten since."""
         self._clean = ExtentSet()
         self._dirty = ExtentSet()
         self._in_flight: int | None = None
@@ -108,7 +110,7 @@ class StagingMap:
 
     def _fill(self, chunk: int, nbytes: int) -> int:
         """Go on with one chunk; returns the bytes left over."""
-        missing = self._size(chunk) - self._in_flight_bytes
+        missing = self._bytes(chunk, 1) - self._in_flight_bytes
         if nbytes < missing:
             self._in_flight = chunk
             self._in_flight_bytes += nbytes
@@ -120,9 +122,11 @@ class StagingMap:
     def _mark_clean(self, first: int, count: int) -> None:
         self._dirty.take_range(first, first + count)
         self._clean.add(first, count)
+        self.clean_bytes += self._bytes(first, count)
 
-    def _size(self, chunk: int) -> int:
-        return min(self.chunk_bytes, self.weight_bytes - chunk * self.chunk_bytes)
+    def _bytes(self, first: int, count: int) -> int:
+        """Size of ``count`` chunks from ``first`` on; the last one of the weights can be short."""
+        return min((first + count) * self.chunk_bytes, self.weight_bytes) - first * self.chunk_bytes
 
     @property
     def in_flight_pages(self) -> Extent | None:
@@ -140,17 +144,20 @@ class StagingMap:
 
         Raises ValueError if one belongs to the chunk in flight, which an allocator must skip.
         """
-        writing = self.in_flight_pages
+        writing = None if self._in_flight is None else self.in_flight_pages
         for first, count in extents:
             if writing and first < sum(writing) and writing[0] < first + count:
                 raise ValueError(f"pages [{first}, {first + count}) overlap the chunk in flight")
-            self.tail_first_page = max(self.tail_first_page, first + count)
-            if first + count <= self.reach_page:
+            end = first + count
+            if end > self.tail_first_page:
+                self.tail_first_page = end
+            if end <= self.reach_page:
                 continue
-            low_row = (self._layer_bytes - (first + count) * self.page_bytes) // self.chunk_bytes
+            low_row = (self._layer_bytes - end * self.page_bytes) // self.chunk_bytes
             high_row = (self._layer_bytes - first * self.page_bytes - 1) // self.chunk_bytes
             for start, chunks in self._clean.take_range(low_row * self.layers, (high_row + 1) * self.layers):
                 self._dirty.add(start, chunks)
+                self.clean_bytes -= self._bytes(start, chunks)
 
     def _tail_rows(self) -> int:
         return max(0, self._layer_bytes - self.tail_first_page * self.page_bytes) // self.chunk_bytes
@@ -158,13 +165,9 @@ class StagingMap:
     # --- what the router and the switch see ----------------------------------------------------------------------------
 
     @property
-    def clean_bytes(self) -> int:
-        return self._bytes(self._clean)
-
-    @property
     def dirty_bytes(self) -> int:
         """Staged once, overwritten by KV since, not staged again."""
-        return self._bytes(self._dirty)
+        return sum(self._bytes(first, count) for first, count in self._dirty)
 
     @property
     def slack_bytes(self) -> int:
@@ -191,8 +194,3 @@ class StagingMap:
         h2d_bytes = self.weight_bytes - d2d_bytes
         path = "d2d" if h2d_bytes == 0 else "partial" if d2d_bytes else "h2d"
         return GatherPlan(self.target, d2d_bytes, h2d_bytes, tuple(self._clean), path)
-
-    def _bytes(self, chunks: ExtentSet) -> int:
-        short = self._chunks * self.chunk_bytes - self.weight_bytes
-        has_last = short and chunks.run_end(self._chunks - 1) == self._chunks
-        return chunks.total * self.chunk_bytes - (short if has_last else 0)
