@@ -79,6 +79,10 @@ def _candidate_dict(candidate: Candidate) -> dict[str, Any]:
     }
 
 
+def _held(prefix: Prefix) -> str:
+    return f"{prefix.tier.value} {prefix.tokens:,}" if prefix.tokens else "none here"
+
+
 def _line(candidate: Candidate, chosen: bool) -> str:
     mark = "→" if chosen else " "
     failed = [f"{gate.name} ({gate.detail})" for gate in candidate.gates if not gate.passed]
@@ -87,7 +91,7 @@ def _line(candidate: Candidate, chosen: bool) -> str:
     if terms is not None:
         parts.append(
             f"cost {terms.cost_s:.3f} s = request {terms.request_s:.3f} (wait {terms.wait_s:.3f}, prefill {terms.prefill_s:.3f}, "
-            f"decode {terms.decode_s:.3f}) + KV {terms.kv_s:.3f} ({candidate.prefix.tier.value}) + activate {terms.activate_s:.3f}"
+            f"decode {terms.decode_s:.3f}) + KV {terms.kv_s:.3f} ({_held(candidate.prefix)}) + activate {terms.activate_s:.3f}"
         )
     if candidate.note:
         parts.append(candidate.note)

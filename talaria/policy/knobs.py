@@ -52,13 +52,13 @@ class Knobs:
 
     tau_s: float = 1.0
     gamma: float = 0.9
-    nu_s: float = 1.0
+    nu_s: float = 20.0
     linger_s: float = 1.5
     lease_charge_s: float = 0.25
     t_ttft_s: float = 10.0
     t_tpot_s: float = 0.06
     control_window_s: float = 10.0
-    mu0_s_per_gib: float = 0.002
+    mu0_s_per_gib: float = 0.02
     visit_idle: bool = False
     round_share: str = "equal"
     round_order: str = "stable"
@@ -83,7 +83,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("t_ttft", "t_ttft_s", "s", "TTFT target that bounds a round", "SPEC §4.4", 0.1, 600.0, log=True, sweep=(5.0, 10.0, 20.0)),
     Knob("t_tpot", "t_tpot_s", "s", "average time per output token that protected decode keeps", "SPEC §4.3", 0.001, 10.0, log=True, sweep=(0.03, 0.06, 0.12)),
     Knob("control_window", "control_window_s", "s", "window over which demand for a model is counted for the replica gate", "SPEC §3.4", 0.1, 600.0, log=True, sweep=(2.0, 10.0, 60.0)),
-    Knob("mu0", "mu0_s_per_gib", "s/GiB", "price of HBM at full pressure and no staging slack", "SPEC §3.4", 0.0, 10.0, sweep=(0.0, 0.002, 0.02)),
+    Knob("mu0", "mu0_s_per_gib", "s/GiB", "price of HBM at full pressure and no staging slack", "SPEC §3.4", 0.0, 10.0, sweep=(0.0, 0.02, 0.2, 2.0)),
     Knob("visit_idle", "visit_idle", "", "whether a round also visits opened models that have no work", "SPEC §4.3", choices=("false", "true"), sweep=(False, True)),
     Knob("round_share", "round_share", "", "how the round bound is shared: equal parts, or by predicted work", "SPEC §4.3", choices=("equal", "demand"), sweep=("equal", "demand")),
     Knob("round_order", "round_order", "", "order of models in a round: stable, or longest-waiting first", "SPEC §4.3", choices=("stable", "oldest"), sweep=("stable", "oldest")),

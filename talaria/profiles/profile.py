@@ -60,14 +60,14 @@ class Profile:
         )
 
     def beyond_evidence(self, model: str, *, prompt_tokens: int, batch: int) -> tuple[str, ...]:
-        """One sentence for each way in which prompts or batches up to this size leave the range of the fitted points.
+        """One phrase for each way in which prompts or batches up to this size leave the range of the fitted points.
 
         Says nothing about a curve that was not fitted to points: its range is unknown. Raises InputError for an unknown model.
         """
         self.model(model)
         uses = {"tokens": prompt_tokens, "context": prompt_tokens, "batch": batch}
         return tuple(
-            f"profile {self.name}, {model}: {curve} is extrapolated to {axis} {uses[axis]:,}; its points end at {high:,.0f}"
+            f"{model} {curve} to {axis} {uses[axis]:,} (points end at {high:,.0f})"
             for curve, summary in self.file.fits.get(model, {}).items()
             for axis, (_, high) in summary.ranges.items()
             if axis in uses and uses[axis] > high

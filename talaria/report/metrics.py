@@ -307,19 +307,19 @@ def _kv_share(run: Measured, state: int) -> float | None:
 
 @metric("", "higher")
 def kv_device(run: Measured) -> float | None:
-    """Completed continuations whose reusable prefix was on the device at admission, over completed continuations."""
+    """Completed continuations most of whose reusable prefix was on the device at admission, over completed continuations."""
     return _kv_share(run, KV_DEVICE)
 
 
 @metric("", "higher")
 def kv_host(run: Measured) -> float | None:
-    """Completed continuations whose reusable prefix was restored from the host registry, over completed ones."""
+    """Completed continuations most of whose reusable prefix was restored from the host registry, over completed ones."""
     return _kv_share(run, KV_HOST)
 
 
 @metric("", "lower")
 def kv_missing(run: Measured) -> float | None:
-    """Completed continuations whose reusable prefix was found nowhere and recomputed, over completed continuations."""
+    """Completed continuations most of whose reusable prefix was found nowhere and recomputed, over completed ones."""
     return _kv_share(run, KV_MISSING)
 
 

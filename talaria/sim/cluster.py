@@ -380,7 +380,7 @@ class Cluster:
         if outcome == _COMPLETED and cached + run.lost_tokens + run.new_tokens != call.prompt_tokens:
             raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
         flags = self._flags(live, trace, run, instance, routed)
-        kv_state = KV_MISSING if cached == 0 else KV_HOST if run.host_tokens > 0 else KV_DEVICE
+        kv_state = _found(run)
         admitted_s = run.admitted_s if run.admitted_s >= 0.0 else now_s
         first_s = run.first_token_s if run.first_token_s >= 0.0 else now_s
         self._record.calls.append(
@@ -452,3 +452,11 @@ class Cluster:
     def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None:
         assert self._record.phases is not None
         self._record.phases.append(instance.index, self._model_code[model], _PHASE[name], started_s, ended_s)
+
+
+def _found(run: Run) -> int:
+    """Where most of the call's reusable prefix was at admission."""
+    most = max(run.device_tokens, run.host_tokens, run.lost_tokens)
+    if most == 0 or most == run.lost_tokens:
+        return KV_MISSING
+    return KV_DEVICE if most == run.device_tokens else KV_HOST

@@ -285,16 +285,15 @@ def _close_books(record: RunRecord, counts: LeaseCounts, instances: list[SimInst
 
 
 def beyond_evidence(plan: RunPlan, record: RunRecord) -> list[str]:
-    """Where the run's prompts and decode batches left the range of the points that its profiles were fitted to, a sentence each."""
+    """Where the run's prompts and decode batches left the range of the points that its profiles were fitted to, a line a profile."""
     prompts, models = record.calls["prompt_tokens"], record.calls["model"]
-    profiles = {item.profile.name: item.profile for item in plan.instances}
-    said: list[str] = []
+    said: dict[str, dict[str, None]] = {}
     for code, name in enumerate(record.models):
         of_model = prompts[models == code]
-        for profile in profiles.values():
-            if of_model.size and name in profile.models:
-                said += profile.beyond_evidence(name, prompt_tokens=int(of_model.max()), batch=record.largest_batch.get(name, 0))
-    return said
+        for profile in (item.profile for item in plan.instances if name in item.models and of_model.size):
+            phrases = profile.beyond_evidence(name, prompt_tokens=int(of_model.max()), batch=record.largest_batch.get(name, 0))
+            said.setdefault(profile.name, {}).update(dict.fromkeys(phrases))
+    return [f"profile {name} is extrapolated: {'; '.join(phrases)}" for name, phrases in said.items() if phrases]
 
 
 def with_macro(plan: RunPlan, macro: bool) -> RunPlan:

@@ -15,7 +15,16 @@ from talaria.report.statistics import Estimate, over_seeds
 from talaria.sim.batch import Batch, Case, provenance
 from talaria.sim.run import RunPlan
 
-SCENARIOS = {"tau": "paper-tp4-tau", "gamma": "paper-tp8", "nu": "four-by-five"}
+SCENARIOS = {
+    "tau": "paper-tp4-tau",
+    "lease_charge": "paper-tp4-tau",
+    "overload": "paper-tp4-tau",
+    "gamma": "paper-tp8",
+    "nu": "four-by-five",
+    "mu0": "four-by-five",
+    "control_window": "four-by-five",
+    "stale_after": "four-by-five",
+}
 """Where a knob has something to trade; every other knob is swept on ``quickstart``."""
 
 MAPPED = ("residency_hit", "return_ttft_p50_s", "sct_p50_s")

@@ -140,4 +140,4 @@ def test_batches_larger_than_any_that_was_measured_are_said(tmp_path: Path) -> N
 
     assert said(20) == []
     (sentence,) = said(60)
-    assert sentence.startswith("profile b200, Qwen3-32B: decode is extrapolated to batch ") and sentence.endswith("its points end at 32")
+    assert sentence.startswith("profile b200 is extrapolated: Qwen3-32B decode to batch ") and sentence.endswith("(points end at 32)")
