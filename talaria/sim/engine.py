@@ -39,6 +39,7 @@ class Run:
         "output_tokens",
         "parked",
         "placed_s",
+        "prompt_tokens",
         "rounds_waited",
         "spans",
         "start_generated",
@@ -49,6 +50,7 @@ class Run:
 
     def __init__(self, view: CallView, node: int, output_tokens: int, done: Event) -> None:
         self.view = view
+        self.prompt_tokens = view.call.prompt_tokens
         self.node = node
         self.output_tokens = output_tokens
         self.done = done
@@ -62,7 +64,7 @@ class Run:
 
     @property
     def context_tokens(self) -> int:
-        return self.view.call.prompt_tokens + self.view.generated_tokens
+        return self.prompt_tokens + self.view.generated_tokens
 
 
 class _Mode(Enum):
@@ -117,11 +119,15 @@ class Engine:
 
     def prefill(self, run: Run, duration_s: float) -> None:
         """Queue one admitted call; decode of everything else stalls meanwhile."""
-        self._enqueue([run], duration_s, fresh=True)
+        self._queue.append(([run], duration_s, True))
+        if self._mode is not _Mode.BOUNDARY:
+            self._look_at_queue()
 
     def resume(self, runs: list[Run], duration_s: float) -> None:
         """Queue the re-entry of calls whose next grant begins."""
-        self._enqueue(runs, duration_s, fresh=False)
+        self._queue.append((runs, duration_s, False))
+        if self._mode is not _Mode.BOUNDARY:
+            self._look_at_queue()
 
     def stop(self, run: Run) -> None:
         """End the running segment of ``run`` at the next step boundary (SPEC §4.1: no running kernel is preempted)."""
@@ -145,23 +151,18 @@ class Engine:
         self._batch = self._context = 0
         return lost
 
-    def _enqueue(self, runs: list[Run], duration_s: float, *, fresh: bool) -> None:
-        self._queue.append((runs, duration_s, fresh))
+    def _look_at_queue(self) -> None:
         if self._mode is _Mode.IDLE:
             self._continue()
         elif self._mode is _Mode.DECODE and len(self._queue) == 1:
             self._cut_macro_step()
 
-    def _arm(self, delay_s: float) -> None:
-        self._alarm = Timeout(self._env, delay_s if delay_s > 0.0 else 0.0)
-        assert self._alarm.callbacks is not None
-        self._alarm.callbacks.append(self._fire)
-
     def _continue(self) -> None:
         """At a boundary: the queue first, then a macro-step up to the next end of a segment."""
         if self._queue:
             self._mode = _Mode.PREFILL
-            self._arm(self._queue[0][1])
+            self._alarm = Timeout(self._env, self._queue[0][1])
+            self._alarm.callbacks = [self._finish_prefill]
         elif self._heap:
             assert self._timing is not None
             self._mode = _Mode.DECODE
@@ -169,7 +170,8 @@ class Engine:
             self._macro_steps = steps if self._macro else min(steps, 1)
             self._macro_started_s = self._env.now
             self._macro_s = self._factor * self._timing.steps_s(self._macro_steps, self._batch, self._context)
-            self._arm(self._macro_s)
+            self._alarm = Timeout(self._env, self._macro_s)
+            self._alarm.callbacks = [self._finish_macro_step]
         else:
             self._mode = _Mode.IDLE
             self._alarm = None
@@ -182,7 +184,8 @@ class Engine:
             assert self._timing is not None
             self._macro_steps = steps
             self._macro_s = self._factor * self._timing.steps_s(steps, self._batch, self._context)
-            self._arm(self._macro_s - elapsed_s)
+            self._alarm = Timeout(self._env, max(0.0, self._macro_s - elapsed_s))
+            self._alarm.callbacks = [self._finish_macro_step]
 
     def _steps_within(self, elapsed_s: float) -> int:
         """The fewest whole steps that last at least ``elapsed_s``: the root of a·k² + b·k = elapsed, rounded up."""
@@ -198,17 +201,9 @@ class Engine:
             steps += 1
         return steps
 
-    def _fire(self, event: Event) -> None:
+    def _finish_prefill(self, event: Event) -> None:
         if event is not self._alarm:
             return
-        if self._mode is _Mode.PREFILL:
-            self._finish_prefill()
-        else:
-            self._finish_macro_step()
-        if self._mode is _Mode.BOUNDARY:
-            self._continue()
-
-    def _finish_prefill(self) -> None:
         runs, _, fresh = self._queue.popleft()
         self._mode = _Mode.BOUNDARY
         self._factor = self._noise()
@@ -226,7 +221,7 @@ class Engine:
             self._pushed += 1
             heapq.heappush(self._heap, (run.end_step, self._pushed, run))
             self._batch += 1
-            self._context += run.context_tokens
+            self._context += run.prompt_tokens + run.start_generated
         if self._batch > self.largest_batch[self._model]:
             self.largest_batch[self._model] = self._batch
         if fresh:
@@ -234,8 +229,12 @@ class Engine:
                 self._first_token(run)
         for run in ended:
             self._segment_ended(run, _reason(run))
+        if self._mode is _Mode.BOUNDARY:
+            self._continue()
 
-    def _finish_macro_step(self) -> None:
+    def _finish_macro_step(self, event: Event) -> None:
+        if event is not self._alarm:
+            return
         steps, batch = self._macro_steps, self._batch
         self.decode_s += self._macro_s
         self.decode_steps += steps
@@ -247,14 +246,16 @@ class Engine:
         ended = []
         while self._heap and self._heap[0][0] <= self._step:
             run = heapq.heappop(self._heap)[2]
-            run.view.generated_tokens = run.start_generated + self._step - run.start_step
+            run.view.generated_tokens = generated = run.start_generated + self._step - run.start_step
             self._batch -= 1
-            self._context -= run.context_tokens
+            self._context -= run.prompt_tokens + generated
             ended.append(run)
         if ended:
             self._factor = self._noise()
         for run in ended:
             self._segment_ended(run, _reason(run))
+        if self._mode is _Mode.BOUNDARY:
+            self._continue()
 
 
 def _reason(run: Run) -> str:

@@ -156,7 +156,7 @@ class SimInstance:
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         memory = self.memory
-        staged, staged_share, slack_bytes = memory.staged(now_s)
+        staged, staged_share = memory.staged(now_s)
         models = {}
         for name, model in self.view.models.items():
             timing = model.timing
@@ -176,7 +176,7 @@ class SimInstance:
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self._submitted, healthy=self.view.healthy,
             capabilities=self.capabilities, models=models, lines=self._lines.states(now_s), round_left_s=round_left_s, round_load_s=load_s,
             deadline_risk=self.deadline_risk, hbm_used_bytes=memory.used_bytes(), hbm_capacity_bytes=memory.capacity_bytes,
-            slack_bytes=slack_bytes, host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes,
+            slack_bytes=memory.slack_bytes(), host_kv_bytes=memory.host_kv_bytes(), host_weight_bytes=memory.host_weight_bytes,
         )  # fmt: skip
 
     def forget(self, key: LineKey) -> None:
@@ -436,7 +436,7 @@ class SimInstance:
 
     def _refresh_residency(self) -> None:
         """Parked models that have some weights on the device are staged (SPEC §5.6)."""
-        staged, coverage, _ = self.memory.staged(self._env.now)
+        staged, coverage = self.memory.staged(self._env.now)
         for name, model in self.view.models.items():
             if model.residency is Residency.PARKED or model.residency is Residency.STAGED:
                 here = name == staged

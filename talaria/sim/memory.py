@@ -142,7 +142,7 @@ class InstanceMemory:
             return TOO_LARGE
         spans = self._forest.spans(run.node, tokens)
         if run.host_tokens:
-            self._pins[call.id] = self._registry.pin(call.key.model, self._forest.spans(run.node, cached), cached)
+            self._pins[call.id] = self._registry.pin(call.key.model, spans, cached)
         if not self._allocate((), spans, now_s):
             self.restored(run)
             return NO_ROOM
@@ -323,13 +323,17 @@ class InstanceMemory:
         staging.advance(offered - self._staging_offered_bytes, self._cache.pool.high_water)
         self._staging_offered_bytes = offered
 
-    def staged(self, now_s: float) -> tuple[str | None, float, int]:
-        """(model being staged, share of its weights that is clean by now, bytes of the KV region that could take more)."""
+    def staged(self, now_s: float) -> tuple[str | None, float]:
+        """(model being staged, share of its weights that is clean by now)."""
         staging = self._staging
         if staging is None:
-            return None, 0.0, 0
+            return None, 0.0
         self._advance_staging(now_s)
-        return staging.target, staging.coverage(), staging.slack_bytes * self._hardware.tp
+        return staging.target, staging.coverage()
+
+    def slack_bytes(self) -> int:
+        """Bytes of the KV region that could take more staged weights than ``staged`` has just told of."""
+        return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0
 
     def dirty_share(self) -> float:
         return self._staging.dirty_share() if self._staging is not None else 0.0
@@ -340,7 +344,7 @@ class InstanceMemory:
         if staging is None or staging.target is None:
             return 1.0
         self._advance_staging(now_s)
-        return self._hardware.contention_factor if staging.coverage() < 1.0 and staging.slack_bytes > 0 else 1.0
+        return self._hardware.contention_factor if staging.clean_bytes < staging.weight_bytes and staging.slack_bytes > 0 else 1.0
 
     def plan_switch(self, source: str | None, target: str, held: list[Run], open_s: float, now_s: float) -> SwitchCost:
         """Tear ``source`` down: drain its checkpoints, move its in-flight KV away, release its region (SPEC §5.4)."""

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 
 import numpy as np
 
 _BLOCK = 256
 
+Factors = Callable[[], float]
+"""An endless supply of factors."""
 
-class Factors:
-    """An endless supply of factors with coefficient of variation ``cv``; constant one if it is zero.
+
+def factors(rng: np.random.Generator, cv: float, ranks: int = 1) -> Factors:
+    """Factors with coefficient of variation ``cv``; constant one if it is zero.
 
     With ``ranks`` each factor is the largest of so many: a collective step waits for its slowest rank.
     """
+    return repeat(1.0).__next__ if cv == 0.0 else chain.from_iterable(_blocks(rng, cv, ranks)).__next__
 
-    def __init__(self, rng: np.random.Generator, cv: float, ranks: int = 1) -> None:
-        self._rng = rng
-        self._sigma = math.sqrt(math.log1p(cv * cv))
-        self._ranks = ranks
-        self._block: list[float] = []
 
-    def __call__(self) -> float:
-        if self._sigma == 0.0:
-            return 1.0
-        if not self._block:
-            normal = self._rng.standard_normal((_BLOCK, self._ranks)).max(axis=1)
-            self._block = np.exp(self._sigma * normal - 0.5 * self._sigma**2).tolist()
-        return self._block.pop()
+def _blocks(rng: np.random.Generator, cv: float, ranks: int) -> Iterator[list[float]]:
+    sigma = math.sqrt(math.log1p(cv * cv))
+    while True:
+        normal = rng.standard_normal((_BLOCK, ranks)).max(axis=1)
+        yield np.exp(sigma * normal - 0.5 * sigma**2).tolist()[::-1]  # any order would do: this one is in published results

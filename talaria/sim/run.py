@@ -23,7 +23,7 @@ from talaria.sim.config import Config
 from talaria.sim.host import Ground
 from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory, layouts
-from talaria.sim.noise import Factors
+from talaria.sim.noise import Factors, factors
 from talaria.sim.prefixes import PromptBook
 from talaria.sim.scenario import InstanceGroup, Scenario
 from talaria.substrate.layout import LayoutError
@@ -249,12 +249,12 @@ def _build(
         for name, truth in timing.items()
     }
 
-    def factors(purpose: str, cv: float, ranks: int = 1) -> Factors:
-        return Factors(stream(seed, f"{purpose} of instance {index}"), cv if scenario.noise else 0.0, ranks)
+    def variation(purpose: str, cv: float, ranks: int = 1) -> Factors:
+        return factors(stream(seed, f"{purpose} of instance {index}"), cv if scenario.noise else 0.0, ranks)
 
     ground = Ground(
-        timing, factors("prefill", hardware.prefill_cv), factors("decode", hardware.decode_cv), factors("switch", hardware.switch_cv),
-        factors("ranks", hardware.rank_spread_cv, hardware.tp), plan.macro,
+        timing, variation("prefill", hardware.prefill_cv), variation("decode", hardware.decode_cv), variation("switch", hardware.switch_cv),
+        variation("ranks", hardware.rank_spread_cv, hardware.tp), plan.macro,
     )  # fmt: skip
     capabilities = item.capabilities
     memory = InstanceMemory(

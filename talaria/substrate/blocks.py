@@ -53,11 +53,6 @@ class HostEntry(Entry):
         assert isinstance(key, tuple) and isinstance(key[1], int)
         return cls(key, first_page, page_bytes, parent, first_page, first_page, first_page, node=key[1])
 
-    def reach(self, page: int) -> int:
-        """End of the blocks that can be restored from ``page`` on; ``page`` or less if there are none."""
-        end = self.committed.run_end(page)
-        return end if self.agreement is None else min(end, self.agreement.agreed_page)
-
     def forget_cut(self, pages: int) -> None:
         """The tree has cut ``pages`` from the tail: nothing is known of them any more."""
         end = self.end_page

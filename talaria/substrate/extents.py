@@ -116,13 +116,15 @@ class ExtentSet:
 
     def within(self, first: int, end: int) -> list[Extent]:
         """The members within [first, end), as extents in order."""
-        starts, ends = self._starts, self._ends
+        starts, ends, size = self._starts, self._ends, len(self._starts)
         found: list[Extent] = []
-        if not starts or first >= ends[-1]:
-            return found
-        at = max(0, bisect_right(starts, first) - 1)
-        while at < len(starts) and starts[at] < end:
-            low, high = max(first, starts[at]), min(end, ends[at])
+        at = bisect_right(ends, first)
+        while at < size and starts[at] < end:
+            low, high = starts[at], ends[at]
+            if low < first:
+                low = first
+            if high > end:
+                high = end
             if low < high:
                 found.append((low, high - low))
             at += 1
@@ -130,14 +132,16 @@ class ExtentSet:
 
     def gaps(self, first: int, end: int) -> list[Extent]:
         """What [first, end) lacks, as extents in order."""
-        missing, at, ends = [], first, self._ends
-        if ends and first < ends[-1]:
-            for start, count in self.within(first, end):
-                if start > at:
-                    missing.append((at, start - at))
-                at = start + count
-        if at < end:
-            missing.append((at, end - at))
+        starts, ends, size = self._starts, self._ends, len(self._starts)
+        missing: list[Extent] = []
+        at = bisect_right(ends, first)
+        while at < size and starts[at] < end:
+            if starts[at] > first:
+                missing.append((first, starts[at] - first))
+            first = ends[at]
+            at += 1
+        if first < end:
+            missing.append((first, end - first))
         return missing
 
     def first_gap(self, first: int, end: int) -> Extent | None:
@@ -157,8 +161,8 @@ class ExtentSet:
 
     def has_below(self, end: int, count: int) -> bool:
         """Whether at least ``count`` members are less than ``end``."""
-        if self._ends and self._ends[0] <= end and self._ends[0] - self._starts[0] >= count:
-            return True
+        if self._ends and self._starts[-1] <= end <= self._ends[-1]:  # the usual case: what is not below is one extent
+            return self.total - (self._ends[-1] - end) >= count
         for start, stop in zip(self._starts, self._ends, strict=True):
             if count <= 0 or start >= end:
                 break

@@ -213,7 +213,9 @@ class HostRegistry:
             entry = entries.get((model, node))
             if entry is None:
                 break
-            reached = entry.reach(at)
+            reached = entry.committed.run_end(at)
+            if entry.agreement is not None and reached > entry.agreement.agreed_page:
+                reached = entry.agreement.agreed_page
             if reached < end:
                 at = max(at, reached)
                 break

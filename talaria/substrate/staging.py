@@ -40,10 +40,15 @@ class StagingMap:
         self.chunk_bytes = chunk_bytes
         self.page_bytes = page_bytes
         self.target: str | None = None
-        self.tail_first_page = total_pages
-        """Every page from here on is free, as far as the map has been told."""
         self._layer_bytes = total_pages * page_bytes
+        self._move_tail(total_pages)
         self._clear(None, 0)
+
+    def _move_tail(self, first_page: int) -> None:
+        self.tail_first_page = first_page
+        """Every page from here on is free, as far as the map has been told."""
+        self._tail_slots = (self._layer_bytes - first_page * self.page_bytes) // self.chunk_bytes * self.layers
+        """Chunks that the free tail has room for."""
 
     def _clear(self, target: str | None, weight_bytes: int) -> None:
         self.target = target
@@ -66,7 +71,7 @@ class StagingMap:
         if weight_bytes < 1:
             raise ValueError(f"weight_bytes={weight_bytes} of {model}: allowed 1 or more")
         self._clear(model, weight_bytes)
-        self.tail_first_page = tail_first_page
+        self._move_tail(tail_first_page)
 
     def cancel(self) -> None:
         """Give up the target: what was staged is void."""
@@ -85,14 +90,14 @@ class StagingMap:
         """
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes}: allowed 0 or more")
-        if tail_first_page is not None:
-            self.tail_first_page = tail_first_page
+        if tail_first_page is not None and tail_first_page != self.tail_first_page:
+            self._move_tail(tail_first_page)
         if self._clean.total == self._chunks:
             return 0
         left = nbytes
         if self._in_flight is not None:
             left = self._fill(self._in_flight, left)
-        limit = min(self._chunks, self._tail_rows() * self.layers)
+        limit = min(self._chunks, self._tail_slots)
         while left > 0:
             gap = self._clean.first_gap(0, limit)
             if gap is None:
@@ -150,7 +155,7 @@ class StagingMap:
                 raise ValueError(f"pages [{first}, {first + count}) overlap the chunk in flight")
             end = first + count
             if end > self.tail_first_page:
-                self.tail_first_page = end
+                self._move_tail(end)
             if end <= self.reach_page:
                 continue
             low_row = (self._layer_bytes - end * self.page_bytes) // self.chunk_bytes
@@ -158,9 +163,6 @@ class StagingMap:
             for start, chunks in self._clean.take_range(low_row * self.layers, (high_row + 1) * self.layers):
                 self._dirty.add(start, chunks)
                 self.clean_bytes -= self._bytes(start, chunks)
-
-    def _tail_rows(self) -> int:
-        return max(0, self._layer_bytes - self.tail_first_page * self.page_bytes) // self.chunk_bytes
 
     # --- what the router and the switch see ----------------------------------------------------------------------------
 
@@ -172,8 +174,7 @@ class StagingMap:
     @property
     def slack_bytes(self) -> int:
         """Bytes of the free tail that hold no clean chunk: still usable to stage weights (the router's slack)."""
-        slots = self._tail_rows() * self.layers
-        return (slots - self._clean.count_below(slots)) * self.chunk_bytes
+        return (self._tail_slots - self._clean.count_below(self._tail_slots)) * self.chunk_bytes
 
     def coverage(self) -> float:
         """Share of the target's bytes that is staged clean; 0 without a target."""

@@ -16,7 +16,7 @@ from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, Ground, LogicalSwitch
 from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory
-from talaria.sim.noise import Factors
+from talaria.sim.noise import factors
 from talaria.substrate.prefix import PrefixForest
 from tests.conformance.suite import Conformance
 from tests.conformance.world import Setup, Step, World
@@ -40,7 +40,7 @@ class SimulatedWorld:
         self._nodes: dict[LineKey, int] = {}
         profile = load_profile("paper-tp8")
         timing = {name: profile.timing(name) for name in self.models}
-        exact = Factors(np.random.default_rng(0), 0.0)
+        exact = factors(np.random.default_rng(0), 0.0)
         capabilities = Capabilities(
             hot=setup.hot, session_prefill=setup.session_prefill, hkvr=setup.hkvr, staging=setup.staging and not setup.hot,
             inflight_kv=setup.inflight_kv, max_resident_models=setup.max_resident_models,
