@@ -32,7 +32,7 @@ def is_sp_eligible(item: CallView) -> bool:
 
 def fair_order(items: Sequence[CallView]) -> Sequence[CallView]:
     """Tenants take turns, each in its own order: a tenant with many calls cannot push back one with few."""
-    if len({item.call.key.tenant for item in items}) <= 1:
+    if len(items) == 1 or len({item.call.key.tenant for item in items}) <= 1:
         return items
     position: dict[str, int] = {}
     ranked = []
@@ -61,18 +61,20 @@ def choose(
     cost_s = 0.0
     slower_s, slower_s_per_token = decode_steps * timing.decode_s_per_sequence, decode_steps * timing.decode_s_per_context_token
     for item in items:
-        if len(taken) >= room:
+        if room <= 0:
             break
-        output = item.call.expected_output_tokens
-        needed = item.call.prompt_tokens + min(_UNKNOWN_OUTPUT_TOKENS if output is None else output, output_tokens)
+        call = item.call
+        output = _UNKNOWN_OUTPUT_TOKENS if call.expected_output_tokens is None else call.expected_output_tokens
+        needed = call.prompt_tokens + (output if output < output_tokens else output_tokens)
         if needed > free_kv_tokens and not (empty and not taken):
             break
         work_s = admission_s(timing, item)
-        needed_s = work_s + slower_s + slower_s_per_token * item.call.prompt_tokens
+        needed_s = work_s + slower_s + slower_s_per_token * call.prompt_tokens
         if needed_s > budget_s:
             if oversize and not taken:
                 return Batch((item,), (work_s,), work_s, oversize=True)
             continue
+        room -= 1
         taken.append(item)
         costs_s.append(work_s)
         cost_s += work_s

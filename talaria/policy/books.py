@@ -17,7 +17,7 @@ import numpy as np
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.cost import NO_PREFIX, Arrival, CostTerms, Pricer
 from talaria.policy.explain import Candidate, Explanation, Gate
-from talaria.policy.fleet import Fleet
+from talaria.policy.fleet import Fleet, in_round
 from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease, LeaseCounts, LeaseTable
 from talaria.policy.overlay import Overlay
@@ -114,7 +114,8 @@ class Router(ABC):
         self._overlay.seen(snapshot.instance, snapshot.seen_seq)
         if self._fleet.observe(snapshot, now_s):
             self._overlay.changed.clear()  # all of it is this instance's: every other method leaves nothing behind
-        self._fleet.load_changed()
+        else:
+            self._fleet.load_changed()
         self._retry_soon(now_s)
 
     def heartbeat(self, instance: str, healthy: bool, now_s: float) -> None:
@@ -221,7 +222,8 @@ class Router(ABC):
 
     def _expire(self, now_s: float) -> None:
         self._leases.expire(now_s)
-        self._fleet.load_changed()
+        if self._overlay.changed:
+            self._fleet.load_changed()
 
     def _close(self, call: Call, now_s: float) -> None:
         self._overlay.over(call.id)
@@ -274,12 +276,12 @@ class Router(ABC):
         assert i is not None
         instance, model = self._fleet.ids[i], call.key.model
         terms = self._pricer.terms(arrival, i)
-        opens = not self._fleet.holds(i, model)
-        columns = self._fleet.columns(model)
         snapshot = self._fleet.snapshots[i]
-        assert columns is not None and snapshot is not None
-        hit = snapshot.models[model].residency is not Residency.ABSENT
-        avoidable = opens and not np.isinf(columns.not_held.min())
+        assert snapshot is not None
+        there = snapshot.models[model]
+        hit = there.residency is not Residency.ABSENT
+        opens = not hit and not in_round(there, self._overlay.load(instance, model))  # earlier calls may be opening it already
+        avoidable = opens and self._fleet.held_somewhere(model)
         if decision.lease is not None and not decision.denied:
             self._leases.consume(decision.lease)
             self._consumed[call.id] = decision.lease
@@ -292,7 +294,7 @@ class Router(ABC):
         self._fleet.load_changed()
         self._placed(arrival, decision, terms)
         return Routed(
-            call.id, instance, decision.reason, seq, hit, opens, bool(avoidable),
+            call.id, instance, decision.reason, seq, hit, opens, avoidable,
             terms.cost_s, terms.request_s, terms.kv_s, terms.activate_s,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from talaria.policy.calls import Call, LineKey
-from talaria.policy.fleet import FEATURES, Fleet, ModelColumns, Vector
+from talaria.policy.fleet import FEATURES, Fleet, ModelColumns, Vector, in_round
 from talaria.policy.leases import reused_lines
 from talaria.policy.sessions import SessionTable
 from talaria.policy.snapshot import Residency, Tier
@@ -107,7 +107,7 @@ class Pricer:
         """``call`` in the policy's numbers. Up to a page is never reused: it is suffix (``Timing.page_tokens``)."""
         output = self._sessions.expected_output_tokens(call)
         columns = self._fleet.columns(call.key.model)
-        reusable = min(call.reusable_tokens, call.prompt_tokens)
+        reusable = call.reusable_tokens if call.reusable_tokens < call.prompt_tokens else call.prompt_tokens
         if columns is None or reusable <= columns.page_tokens:
             reusable = 0
         suffix = max(1, call.prompt_tokens - reusable)
@@ -175,7 +175,8 @@ class Pricer:
         if prefix.tier is Tier.HOST:
             kv_s += timing.restore_s(kept)
         joins_slot = model.residency is Residency.ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
-        wait_s = fleet.queued_s(instance, name, model)
+        load = fleet.overlay.load(snapshot.instance, name)
+        wait_s = fleet.queued_s(instance, model, load)
         if not joins_slot:
             wait_s += max(0.0, snapshot.time_s + model.next_slot_s - arrival.now_s)
         context = demand.prompt_tokens + 0.5 * demand.output_tokens
@@ -183,6 +184,6 @@ class Pricer:
         sequence_s = timing.decode_s_per_sequence + timing.decode_s_per_context_token * context
         decode_s = demand.output_tokens * (timing.decode_base_s + batch * sequence_s)
         round_s = prefill_s + kv_s + demand.round_steps * sequence_s
-        if not fleet.in_round(instance, name, model):
+        if not in_round(model, load):
             round_s += model.activate_s + demand.round_steps * timing.decode_base_s
         return CostTerms(wait_s, prefill_s, decode_s, kv_s, model.activate_s, round_s)

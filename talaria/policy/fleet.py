@@ -78,7 +78,8 @@ class Fleet:
         """Calls there, queued, running or on their way, plus the next round's load as a share of the round bound."""
         self.round_bound_s = knobs.gamma * knobs.t_ttft_s
         self._hot = [item.hot for item in capabilities.values()]
-        self._knobs, self._nu_s, self._overlay = knobs, nu_s, overlay
+        self.overlay = overlay
+        self._knobs, self._nu_s = knobs, nu_s
         self._columns: dict[str, ModelColumns] = {}
         self._risk_s = [0.0] * size
         self._seen_calls = [0] * size
@@ -97,15 +98,16 @@ class Fleet:
             for name in old.models:
                 if name not in snapshot.models:
                     self._columns[name].drop(i)
-            faded = exp((old.time_s - snapshot.time_s) / self._knobs.control_window_s) if self._risk_s[i] else 0.0
-            risks = max(0, snapshot.deadline_risk - old.deadline_risk)
-            self._risk_s[i] = min(self.round_bound_s, faded * self._risk_s[i] + RISK_SHARE * self.round_bound_s * risks)
+            if self._risk_s[i] or snapshot.deadline_risk != old.deadline_risk:
+                faded = exp((old.time_s - snapshot.time_s) / self._knobs.control_window_s)
+                risks = max(0, snapshot.deadline_risk - old.deadline_risk)
+                self._risk_s[i] = min(self.round_bound_s, faded * self._risk_s[i] + RISK_SHARE * self.round_bound_s * risks)
         self.snapshots[i] = snapshot
         self.healthy[i] = snapshot.healthy
         self.fresh_until_s[i] = now_s + self._knobs.stale_after_s if snapshot.healthy else -inf
         seen_calls = 0
         for name, model in snapshot.models.items():
-            self._write(i, name, snapshot, model)
+            self._write(i, name, snapshot, model, self.overlay.load(snapshot.instance, name))
             seen_calls += model.queued + model.in_flight
         self._seen_calls[i] = seen_calls
         self._write_room(i, snapshot)
@@ -127,22 +129,22 @@ class Fleet:
         snapshot = self.snapshots[instance]
         if snapshot is not None:
             for name, model in snapshot.models.items():
-                self._write(instance, name, snapshot, model)
+                self._write(instance, name, snapshot, model, self.overlay.load(snapshot.instance, name))
 
     def load_changed(self) -> None:
         """Rewrite what depends on the overlay, for every (instance, model) whose load changed since the last time."""
-        for instance, name in self._overlay.changed:
+        for instance, name in self.overlay.changed:
             i = self.index[instance]
             snapshot = self.snapshots[i]
             if snapshot is None:
                 continue
-            model = snapshot.models.get(name)
+            model, load = snapshot.models.get(name), self.overlay.load(instance, name)
             if model is not None and (model.residency is Residency.ACTIVE or model.queued or model.in_flight):
-                self._write_load(i, name, snapshot, model, self._columns[name])
+                self._write_load(i, name, snapshot, model, load, self._columns[name])
             elif model is not None:
-                self._write(i, name, snapshot, model)  # the overlay decides whether the next round visits it at all
+                self._write(i, name, snapshot, model, load)  # the overlay decides whether the next round visits it at all
             self._write_room(i, snapshot)
-        self._overlay.changed.clear()
+        self.overlay.changed.clear()
 
     def serves(self, instance: int, name: str) -> bool:
         """Whether the model can be placed there: it is listed, and a hot instance never leaves the model it pins."""
@@ -151,79 +153,73 @@ class Fleet:
             return False
         return not self._hot[instance] or len(snapshot.models) == 1 or snapshot.models[name].residency is Residency.ACTIVE
 
-    def holds(self, instance: int, name: str) -> bool:
-        """Whether a call needs no fresh replica: the model is resident, or earlier calls are already opening it."""
-        snapshot = self.snapshots[instance]
-        model = snapshot.models.get(name) if snapshot is not None else None
-        if model is None:
-            return False
-        return model.residency is not Residency.ABSENT or self.in_round(instance, name, model)
+    def held_somewhere(self, name: str) -> bool:
+        """Whether a healthy instance holds the model."""
+        return bool((self._columns[name].not_held == 0.0).any())
 
-    def in_round(self, instance: int, name: str, model: ModelSnapshot) -> bool:
-        """Whether the next round visits the model anyway, so that its switch is not this call's doing."""
-        if model.residency is Residency.ACTIVE or model.queued > 0 or model.in_flight > 0:
-            return True
-        return self._overlay.load(self.ids[instance], name).calls > 0
-
-    def queued_s(self, instance: int, name: str, model: ModelSnapshot) -> float:
+    def queued_s(self, instance: int, model: ModelSnapshot, load: Load) -> float:
         """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""
-        return self._queued_s(instance, model, self._overlay.load(self.ids[instance], name))
-
-    def _queued_s(self, instance: int, model: ModelSnapshot, load: Load) -> float:
-        return model.queued_work_s + self._overlay.charged_s(load) + self._risk_s[instance]
+        return model.queued_work_s + (load.work_s + self.overlay.lease_charge_s * load.leases) + self._risk_s[instance]
 
     def open_price(self, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> float:
         """Right side of Eq. 2 for a replica of the model on the snapshot's instance."""
         nu_s = self._nu_s.get(name, self._knobs.nu_s)
         return open_price_s(snapshot, model, self._knobs.mu0_s_per_gib, nu_s)
 
-    def _write(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot) -> None:
-        columns = self._columns.get(name)
-        if columns is None:
-            columns = self._columns[name] = ModelColumns(len(self.ids))
+    def _write(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot, load: Load) -> None:
+        if name not in self._columns:
+            self._columns[name] = ModelColumns(len(self.ids))
+        columns = self._columns[name]
         timing, table, in_round_at = model.timing, columns.coefficients, len(self.ids) + i
         if columns.timings[i] is not timing:
             columns.timings[i] = timing
             columns.page_tokens = max(columns.page_tokens, timing.page_tokens)
             table[1:6, i] = table[1:6, in_round_at] = _timing_rows(timing)
-        in_round = self.in_round(i, name, model)
+        visited = in_round(model, load)
         batch = model.in_flight + 1
         table[0, i] = timing.prefill_base_s + model.activate_s
         table[6, i] = timing.decode_base_s + batch * timing.decode_s_per_sequence
         table[7, i] = batch * timing.decode_s_per_context_token
-        table[0, in_round_at] = timing.prefill_base_s + (0.0 if in_round else model.activate_s)
-        table[8, in_round_at] = timing.decode_s_per_sequence + (0.0 if in_round else timing.decode_base_s)
+        table[0, in_round_at] = timing.prefill_base_s + (0.0 if visited else model.activate_s)
+        table[8, in_round_at] = timing.decode_s_per_sequence + (0.0 if visited else timing.decode_base_s)
         table[9, in_round_at] = timing.decode_s_per_context_token
-        held = in_round or model.residency is not Residency.ABSENT
+        held = visited or model.residency is not Residency.ABSENT
         columns.slot_at_s[i] = snapshot.time_s + model.next_slot_s
         columns.not_held[i] = 0.0 if held and self.healthy[i] else inf
         if held:
             columns.open_price_s[i] = -inf
-            columns.closed.discard(i)
+            if columns.closed:
+                columns.closed.discard(i)
         else:
             columns.open_price_s[i] = self.open_price(name, snapshot, model)
             columns.closed.add(i)
-        self._write_load(i, name, snapshot, model, columns)
+        self._write_load(i, name, snapshot, model, load, columns)
 
-    def _write_load(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot, columns: ModelColumns) -> None:
-        load = self._overlay.load(self.ids[i], name)
-        columns.queued_s[i] = self._queued_s(i, model, load)
+    def _write_load(self, i: int, name: str, snapshot: InstanceSnapshot, model: ModelSnapshot, load: Load, columns: ModelColumns) -> None:
+        columns.queued_s[i] = self.queued_s(i, model, load)
         if self._hot[i] and not self.serves(i, name):
             room = -1.0
         elif model.residency is Residency.ABSENT:  # before it is open, any number where the weights fit
             room = inf if model.weight_bytes <= snapshot.hbm_capacity_bytes else -1.0
         else:
-            room = max(0.0, model.free_kv_tokens - load.kv_tokens)
+            room = model.free_kv_tokens - load.kv_tokens
+            if room < 0.0:
+                room = 0.0
         columns.kv_room_tokens[i] = room
 
     def _write_room(self, i: int, snapshot: InstanceSnapshot) -> None:
-        calls, work_s = self._overlay.total(self.ids[i])
+        calls, work_s = self.overlay.total(self.ids[i])
         calls += self._seen_calls[i]
         load_s = snapshot.round_load_s + work_s
         self.pressure[i] = calls + load_s / self.round_bound_s
         # A call that fits no round alone still gets its own (SPEC §4.1), so an idle instance has room for any.
         roomy = self._hot[i] or calls == 0
         self.round_room_s[i] = inf if roomy else self.round_bound_s - load_s
+
+
+def in_round(model: ModelSnapshot, load: Load) -> bool:
+    """Whether the next round visits the model anyway, so that its switch is not one more call's doing."""
+    return model.residency is Residency.ACTIVE or model.queued > 0 or model.in_flight > 0 or load.calls > 0
 
 
 def _timing_rows(timing: Timing) -> Vector:

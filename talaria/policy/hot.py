@@ -43,9 +43,9 @@ class HotSlots:
     def step(self, event: Event, view: EngineView, now_s: float) -> list[Command]:
         """As ``SlotScheduler.step``."""
         commands: list[Command] = []
-        if isinstance(event, (SwitchDone, SwitchFailed)):
+        if type(event) is SwitchDone or type(event) is SwitchFailed:
             self._switching.end(event, now_s)
-        elif isinstance(event, EngineDown):
+        elif type(event) is EngineDown:
             self._slot = None
             self._switching.target = None
         elif self._slot is not None:
@@ -73,10 +73,11 @@ class HotSlots:
             slot = self._slot = Slot(name, 0, now_s, math.inf, now_s, decoded=decode_counters(model))
         if slot.pending:
             return
-        held = [call_id for call_id in model.held if call_id not in slot.rejected]
+        held = [call_id for call_id in model.held if call_id not in slot.rejected] if model.held else []
         if held:
-            commands.append(Resume(tuple((call_id, UNLIMITED_STEPS) for call_id in held)))
-        self._admit(slot, model, view.capabilities.max_running, now_s, commands)
+            commands.append(Resume(tuple([(call_id, UNLIMITED_STEPS) for call_id in held])))
+        if model.waiting:
+            self._admit(slot, model, view.capabilities.max_running, now_s, commands)
         if slot.rejected and not slot.pending and not held and not model.running:
             commands.append(Wait(now_s + STALL_RETRY_S))
         idle = not has_work(model)

@@ -158,7 +158,7 @@ class ModelView:
     held: dict[int, CallView] = field(default_factory=dict)
     """In flight between two grants."""
     free_kv_tokens: int = 0
-    """Tokens that could be allocated now, evicting idle prefixes."""
+    """Tokens that could be allocated now, evicting idle prefixes. Only kept current while calls wait for the model."""
     leases: dict[LineKey, tuple[float, float]] = field(default_factory=dict)
     """Leases of returns to this instance: granted at, expires at (seconds). A host may leave expired ones in."""
     decode_s: float = 0.0

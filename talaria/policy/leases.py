@@ -68,7 +68,7 @@ class LeaseTable:
 
     def live_of(self, model: str) -> int:
         """Returns of ``model`` that are promised right now, on all instances."""
-        return self._of_model[model]
+        return self._of_model.get(model, 0)
 
     def match(self, call: Call, now_s: float) -> Lease | None:
         """The live lease whose prefix ``call`` continues longest, or None. Changes nothing."""

@@ -28,8 +28,11 @@ class Load:
     def remove(self, entry: Forwarded) -> None:
         # The last one out resets the sums: rounding must not leave load behind, least of all a negative one.
         self.calls -= 1
-        self.work_s = max(0.0, self.work_s - entry.work_s) if self.calls else 0.0
-        self.kv_tokens = max(0.0, self.kv_tokens - entry.kv_tokens) if self.calls else 0.0
+        if not self.calls:
+            self.work_s = self.kv_tokens = 0.0
+        else:
+            self.work_s = max(0.0, self.work_s - entry.work_s)
+            self.kv_tokens = max(0.0, self.kv_tokens - entry.kv_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,14 +70,10 @@ class Overlay:
         """What was forwarded or reserved for one model; only to be read."""
         return self._loads[instance].get(model, NOTHING)
 
-    def charged_s(self, load: Load) -> float:
-        """Queued seconds to add to the snapshot's: unseen calls, and one admission unit per live lease."""
-        return load.work_s + self.lease_charge_s * load.leases
-
     def total(self, instance: str) -> tuple[int, float]:
-        """Unseen calls, and queued seconds to add, over all models of ``instance``."""
+        """Over all models of ``instance``: unseen calls, and queued seconds to add to the snapshot's for them and the live leases."""
         total = self._totals[instance]
-        return total.calls, self.charged_s(total)
+        return total.calls, total.work_s + self.lease_charge_s * total.leases
 
     def submitted(self, instance: str) -> int:
         """The number of the newest submission to ``instance``."""
@@ -84,17 +83,19 @@ class Overlay:
         """Count a submission; returns its number on that instance."""
         entry = Forwarded(call_id, instance, model, work_s, kv_tokens)
         self._entries[call_id] = entry
-        self._unseen[instance].append(entry)
+        unseen = self._unseen[instance]
+        unseen.append(entry)
         self._load_of(instance, model).add(entry)
         self._totals[instance].add(entry)
-        return self.submitted(instance)
+        return self._seen[instance] + len(unseen)
 
     def seen(self, instance: str, seen_seq: int) -> None:
         """A snapshot accounts for every submission up to ``seen_seq``."""
-        unseen = self._unseen[instance]
-        while unseen and self._seen[instance] < seen_seq:
+        unseen, number = self._unseen[instance], self._seen[instance]
+        while unseen and number < seen_seq:
             self._drop(unseen.popleft())
-            self._seen[instance] += 1
+            number += 1
+        self._seen[instance] = number
 
     def undo(self, call_id: int, instance: str) -> None:
         """A submission failed: its instance never counted it, so later submissions move up by one number."""

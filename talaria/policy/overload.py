@@ -40,7 +40,7 @@ class CallQueue:
 
     def queued_of(self, model: str) -> int:
         """How many calls of ``model`` are queued, over all tenants."""
-        return self._of_model[model]
+        return self._of_model.get(model, 0)
 
     def join(self, call: Call, now_s: float) -> Overloaded | None:
         """Queue ``call``. Returns the call that was shed to make room, which may be ``call`` itself.

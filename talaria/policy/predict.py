@@ -15,7 +15,9 @@ _MAX_RATIO = 4.0  # one odd round (a stall, a restart) must not move a belief fu
 def split_prompt(call: CallView) -> tuple[int, int, int, int]:
     """(device, host, recomputed, new) tokens of the call's prompt; they always add up to the prompt."""
     device, host, request = call.device_tokens, call.host_tokens, call.call
-    lost = max(0, request.reusable_tokens - device - host)
+    lost = request.reusable_tokens - device - host
+    if lost < 0:
+        lost = 0
     return device, host, lost, request.prompt_tokens - device - host - lost
 
 

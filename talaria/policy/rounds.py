@@ -41,6 +41,11 @@ def has_work(model: ModelView) -> bool:
     return bool(model.waiting or model.held or model.running)
 
 
+def busy_models(view: EngineView) -> list[str]:
+    """The models that have work here, in order of registration."""
+    return [name for name, model in view.models.items() if model.waiting or model.held or model.running]
+
+
 def activation_s(view: EngineView, name: str) -> float:
     """Predicted seconds until ``name`` could run here: 0 if active, else a switch at its coverage, or a full open."""
     model = view.models[name]
@@ -53,14 +58,13 @@ def activation_s(view: EngineView, name: str) -> float:
 
 def step_s(model: ModelView, extra: int = 0, extra_context_tokens: int = 0) -> float:
     """t_D,m: the predicted decode step with all in-flight calls of the model, and ``extra`` more, in the batch."""
-    running, held, context = model.running, model.held, extra_context_tokens
-    if not running and not held:
-        return model.timing.step_s(extra or 1, context)
-    for item in running.values():
-        context += item.call.prompt_tokens + item.generated_tokens
-    for item in held.values():
-        context += item.call.prompt_tokens + item.generated_tokens
-    return model.timing.step_s(len(running) + len(held) + extra, context)
+    batch, context = extra, extra_context_tokens
+    for calls in (model.running, model.held):
+        if calls:
+            for item in calls.values():
+                batch += 1
+                context += item.call.prompt_tokens + item.generated_tokens
+    return model.timing.step_s(batch or 1, context)
 
 
 def queued_work_s(model: ModelView) -> float:
@@ -84,13 +88,15 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
     oldest call has waited longest first.
     """
     models = view.models
-    names = list(models)
-    wanted = {name for name in names if has_work(models[name])}
+    wanted = busy_models(view)
     if wanted and knobs.visit_idle:
-        wanted.update(name for name in names if models[name].residency is not Residency.ABSENT)
+        wanted = [name for name, model in models.items() if name in wanted or model.residency is not Residency.ABSENT]
     if knobs.round_order == "oldest":
-        return sorted((name for name in names if name in wanted), key=lambda name: _oldest_arrival_s(models[name]))
-    first = 0 if view.active is None else names.index(view.active) + continuing
+        return sorted(wanted, key=lambda name: _oldest_arrival_s(models[name]))
+    if view.active is None or len(wanted) < 2:
+        return wanted
+    names = list(models)
+    first = names.index(view.active) + continuing
     return [name for name in names[first:] + names[:first] if name in wanted]
 
 
@@ -123,6 +129,8 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
 
 def round_load_s(view: EngineView, order: Sequence[str], knobs: Knobs, queued_s: Mapping[str, float]) -> float:
     """What ``plan_round`` would predict, given every model's ``queued_work_s``: snapshots need no more of the plan."""
+    if not order:
+        return 0.0
     steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
     load_s = 0.0
     for name, switch_s in zip(order, _switches_s(view, order), strict=True):
@@ -141,14 +149,20 @@ def slot_budget_s(view: EngineView, plan: RoundPlan, position: int, left_s: floa
     """
     here = plan.slots[position]
     model = view.models[here.model]
-    later = [slot for slot in plan.slots[position + 1 :] if has_work(view.models[slot.model])]
-    left_s -= sum(slot.switch_s for slot in plan.slots[position + 1 :])
+    later = []
+    switches_s = 0.0
+    for slot in plan.slots[position + 1 :]:
+        switches_s += slot.switch_s
+        if has_work(view.models[slot.model]):
+            later.append(slot)
+    left_s -= switches_s
     share = 1.0 / (1 + len(later))
     if knobs.round_share == "demand" and later:
         demands_s = [_demand_s(view.models[slot.model], slot.protected_steps) for slot in (here, *later)]
         share = demands_s[0] / sum(demands_s)
     protected_s = here.protected_steps * step_s(model) if has_work(model) else 0.0
-    return max(left_s * share, protected_s)
+    share_s = left_s * share
+    return share_s if share_s > protected_s else protected_s
 
 
 def _demand_s(model: ModelView, protected_steps: int) -> float:
@@ -159,7 +173,7 @@ def _switches_s(view: EngineView, order: Sequence[str]) -> list[float]:
     """Predicted switch into each model of the round; none into the active one where it comes first."""
     switches_s = [activation_s(view, name) for name in order]
     if view.active is not None and view.active in order[1:]:  # by then others have run
-        switches_s[order.index(view.active)] = view.models[view.active].timing.switch_s(0.0)
+        switches_s[order.index(view.active)] = view.models[view.active].timing.h2d_switch_s
     return switches_s
 
 

@@ -62,6 +62,8 @@ class SessionTable:
         self._sessions: OrderedDict[tuple[str, str], SessionEntry] = OrderedDict()
         self._outputs = dict(output_tokens or {})
         self._alpha, self._max_sessions, self._idle_limit_s = output_alpha, max_sessions, idle_limit_s
+        self._in_use_since_s = float("-inf")
+        """No session was used last before this."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -80,19 +82,22 @@ class SessionTable:
         """From now on the session lives on ``instance``."""
         self._touch(key, now_s).home = instance
 
-    def placed(self, key: LineKey, instance: str, now_s: float) -> None:
-        """A call of the line goes to ``instance``, which may hold its prefix from now on."""
+    def placed(self, key: LineKey, instance: str, now_s: float) -> LineEntry:
+        """A call of the line, whose entry is returned, goes to ``instance``, which may hold its prefix from now on."""
         entry = self._touch(key, now_s)
         if entry.home is None:
             entry.home = instance
-        line = entry.lines.setdefault((key.model, key.line), LineEntry())
+        name = (key.model, key.line)
+        line = entry.lines.get(name)
+        if line is None:
+            line = entry.lines[name] = LineEntry()
         if not line.holders or line.holders[0] != instance:
             line.holders = (instance, *(name for name in line.holders if name != instance))[:MAX_HOLDERS]
+        return line
 
     def completed(self, key: LineKey, instance: str, usage: Usage, now_s: float) -> None:
         """Record the KV that the response left on ``instance`` and learn the model's output length."""
-        self.placed(key, instance, now_s)
-        line = self._sessions[key.tenant, key.session].lines[key.model, key.line]
+        line = self.placed(key, instance, now_s)
         line.completed_on, line.completed_s = instance, now_s
         line.kv_tokens = usage.prompt_tokens + usage.output_tokens
         old = self._outputs.get(key.model, float(usage.output_tokens))
@@ -119,7 +124,8 @@ class SessionTable:
         else:
             self._sessions.move_to_end(name)
         entry.last_use_s = now_s
-        oldest = next(iter(self._sessions.values()))
-        if now_s - oldest.last_use_s > self._idle_limit_s:
-            self._sessions.popitem(last=False)
+        if now_s - self._in_use_since_s > self._idle_limit_s:
+            self._in_use_since_s = next(iter(self._sessions.values())).last_use_s
+            if now_s - self._in_use_since_s > self._idle_limit_s:
+                self._sessions.popitem(last=False)
         return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from talaria.policy.batches import Batch
@@ -72,27 +73,28 @@ class Slot:
 
     def absorb(self, event: Event, model: ModelView, now_s: float) -> None:
         """Keep the slot's books; decides nothing."""
-        if isinstance(event, FirstToken):
-            self._prefilled(event.call_id, now_s)
-        elif isinstance(event, SegmentEnded):
-            self.rejected.clear()
-            self._prefilled(event.call_id, now_s)
+        if type(event) is SegmentEnded:
+            if self.rejected:
+                self.rejected.clear()
+            if self.pending:
+                self._prefilled(event.call_id, now_s)
             if not model.running:
                 self.promised_until_s = now_s
-        elif isinstance(event, Rejected):
+        elif type(event) is FirstToken or type(event) is Cancelled:
+            self._prefilled(event.call_id, now_s)
+        elif type(event) is Rejected:
             self._refused(event.call_id)
             self._prefilled(event.call_id, now_s)
-        elif isinstance(event, Cancelled):
-            self._prefilled(event.call_id, now_s)
-        elif isinstance(event, RestoredShort):
+        elif type(event) is RestoredShort:
             self.promised_until_s += model.timing.prefill_s(0, 0, event.tokens)
-        elif isinstance(event, Tick):
+        elif type(event) is Tick:
             self.rejected.clear()
 
     def forward(self, batch: Batch, phase: str, steps: int, now_s: float, commands: list[Command]) -> None:
         """Command a P or SP batch in which each call may decode ``steps``."""
-        commands.append(Admit(phase, tuple((item.call.id, steps) for item in batch.calls)))
-        self.end_linger(now_s)
+        commands.append(Admit(phase, tuple([(item.call.id, steps) for item in batch.calls])))
+        if self.lingers_since_s is not None:
+            self.end_linger(now_s)
         self.pending = {item.call.id: cost_s for item, cost_s in zip(batch.calls, batch.costs_s, strict=True)}
         self.batch_started_s = now_s
         self.batch_predicted_s = batch.cost_s
@@ -166,10 +168,15 @@ def decode_counters(model: ModelView) -> tuple[float, int, int, int]:
     return model.decode_s, model.decode_steps, model.decode_sequence_steps, model.decode_context_steps
 
 
-def expected_left(item: CallView) -> int:
-    """Output tokens the call is still expected to produce; unlimited where nothing is known."""
-    expected = item.call.expected_output_tokens
-    return UNLIMITED_STEPS if expected is None else max(1, expected - item.generated_tokens)
+def expected_left(items: Iterable[CallView]) -> int:
+    """Output tokens until each of ``items`` is expected to have ended, at least 1; unlimited where nothing is known."""
+    most = 1
+    for item in items:
+        expected = item.call.expected_output_tokens
+        left = UNLIMITED_STEPS if expected is None else expected - item.generated_tokens
+        if left > most:
+            most = left
+    return most
 
 
 def steps_within(seconds: float, step_s: float) -> int:

@@ -37,7 +37,17 @@ from talaria.policy.instance import (
 )
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
-from talaria.policy.rounds import RoundPlan, has_work, plan_round, queued_work_s, round_load_s, round_order, slot_budget_s, step_s
+from talaria.policy.rounds import (
+    RoundPlan,
+    busy_models,
+    has_work,
+    plan_round,
+    queued_work_s,
+    round_load_s,
+    round_order,
+    slot_budget_s,
+    step_s,
+)
 from talaria.policy.slot import STALL_RETRY_S, Slot, decode_counters, expected_left, steps_within
 from talaria.policy.snapshot import Residency
 from talaria.policy.switching import Switching
@@ -96,16 +106,17 @@ class SlotScheduler:
 
     def _absorb(self, event: Event, view: EngineView, now_s: float) -> None:
         """Keep the books; decides nothing."""
-        if not isinstance(event, Rejected):
+        if type(event) is not Rejected:
             self._stalled = False
-        if isinstance(event, Arrived):
+        if type(event) is Arrived:
             self._arrived_round[event.call.id] = self._rounds
-        elif isinstance(event, (FirstToken, Cancelled)) or (isinstance(event, Rejected) and event.final):
+            return
+        if type(event) is FirstToken or type(event) is Cancelled or (type(event) is Rejected and event.final):
             self._arrived_round.pop(event.call_id, None)
-        elif isinstance(event, (SwitchDone, SwitchFailed)):
+        elif type(event) is SwitchDone or type(event) is SwitchFailed:
             self._switched(event, view, now_s)
             return
-        elif isinstance(event, EngineDown):  # it takes the open round with it; calls are in the view, wherever its host put them
+        elif type(event) is EngineDown:  # it takes the open round with it; calls are in the view, wherever its host put them
             self._round = self._slot = self._staged_for = self._switching.target = None
         if self._slot is not None:
             self._slot.absorb(event, view.models[self._slot.model], now_s)
@@ -187,7 +198,7 @@ class SlotScheduler:
         self._slot = None
         self._promised_until_s = slot.promised_until_s
         model = view.models[slot.model]
-        parked = tuple(call_id for call_id, item in model.waiting.items() if item.call.is_return)
+        parked = tuple([call_id for call_id, item in model.waiting.items() if item.call.turn > 0])
         round_.closed.append(slot.summary(model, parked, self._switching.predicted_s, now_s))
         round_.position += 1
         self._next_slot(view, now_s, commands)
@@ -219,17 +230,22 @@ class SlotScheduler:
                 return
         spent = now_s >= slot.ends_s - _EPS_S
         if model.waiting and not spent:
-            if slot.sp_allowed and self._admit_sp(slot, model, view, now_s, commands):
+            eligible, ordinary = self._latecomers(slot, model)
+            if eligible and self._admit_sp(slot, eligible, model, view, now_s, commands):
                 return
-            if self._ordinary_waits(slot, model) and self._only_this_model(view, slot.model):
+            if ordinary and self._only_this_model(view, slot.model):
                 self._close_slot(slot, view, now_s, commands)  # no switch is at stake: a new slot of the same model admits at once
                 return
-        until_s = now_s if spent or not slot.sp_allowed else self._expected_until_s(slot, model, now_s)
+        until_s, pace_s = now_s, 0.0
+        if slot.sp_allowed and not spent:
+            pace_s = step_s(model) if model.held else 0.0
+            until_s = self._expected_until_s(slot, model, pace_s, now_s)
         slot.draining = until_s <= now_s + _EPS_S
-        if not slot.draining:
-            self._keep_open(slot, model, until_s, now_s, commands)
-        elif not model.running:
-            self._close_slot(slot, view, now_s, commands)
+        if slot.draining:
+            if not model.running:
+                self._close_slot(slot, view, now_s, commands)
+        elif model.held or not model.running:
+            self._keep_open(slot, model, until_s, pace_s, now_s, commands)
 
     def _open_with_p(self, slot: Slot, model: ModelView, view: EngineView, now_s: float, commands: list[Command]) -> bool:
         """P: in-flight calls first (their decode is protected), then ordinary waiting work within what is left."""
@@ -241,7 +257,7 @@ class SlotScheduler:
             begins_s += model.timing.swap_s_per_token * context
             free_kv -= context + steps
         if model.held:
-            commands.append(Resume(tuple((call_id, steps) for call_id in model.held)))
+            commands.append(Resume(tuple([(call_id, steps) for call_id in model.held])))
         batch = EMPTY
         slot.offered.update(model.waiting)
         waiting = [item for call_id, item in model.waiting.items() if call_id not in slot.rejected]
@@ -255,7 +271,7 @@ class SlotScheduler:
                 slot.forward(batch, "P", steps, now_s, commands)
         if not batch.calls and not model.held:
             return False
-        pace_s = step_s(model, len(batch.calls), sum(item.call.prompt_tokens for item in batch.calls))
+        pace_s = step_s(model, len(batch.calls), sum([item.call.prompt_tokens for item in batch.calls]))
         slot.promised_until_s = max(slot.promised_until_s, begins_s + batch.cost_s + steps * pace_s)
         return True
 
@@ -268,12 +284,22 @@ class SlotScheduler:
         late_ids = {item.call.id for item in late}
         return [*fair_order(late), *fair_order([item for item in waiting if item.call.id not in late_ids])]
 
-    def _admit_sp(self, slot: Slot, model: ModelView, view: EngineView, now_s: float, commands: list[Command]) -> bool:
+    def _latecomers(self, slot: Slot, model: ModelView) -> tuple[list[CallView], bool]:
+        """Of the calls that came after P and did not fail to fit a moment ago: E of SPEC §4.1, and whether only P may admit another."""
+        eligible, ordinary = [], False
+        for call_id, item in model.waiting.items():
+            if call_id in slot.offered or call_id in slot.rejected:
+                continue
+            if slot.sp_allowed and is_sp_eligible(item):
+                eligible.append(item)
+            else:
+                ordinary = True
+        return eligible, ordinary
+
+    def _admit_sp(
+        self, slot: Slot, eligible: list[CallView], model: ModelView, view: EngineView, now_s: float, commands: list[Command]
+    ) -> bool:
         """SP: a batch B ⊆ E that fits what is left after the decode already promised (SPEC §4.1)."""
-        passed = slot.offered | slot.rejected
-        eligible = [item for call_id, item in model.waiting.items() if call_id not in passed and is_sp_eligible(item)]
-        if not eligible:
-            return False
         if self._knobs.sp_order == "cheapest":
             eligible.sort(key=lambda item: admission_s(model.timing, item))
         pace_s = step_s(model)
@@ -285,51 +311,43 @@ class SlotScheduler:
         )  # fmt: skip
         if not batch.calls:
             return False
-        one_step_s = step_s(model, len(batch.calls), sum(item.call.prompt_tokens for item in batch.calls))
+        one_step_s = step_s(model, len(batch.calls), sum([item.call.prompt_tokens for item in batch.calls]))
         left_s = slot.ends_s - now_s - batch.cost_s
         steps = max(1, min(slot.protected_steps, steps_within(left_s, one_step_s)))
         slot.forward(batch, "SP", steps, now_s, commands)
-        own_steps = min(steps, max(expected_left(item) for item in batch.calls))
+        own_steps = min(steps, expected_left(batch.calls))
         slot.promised_until_s = min(slot.ends_s, now_s + batch.cost_s + one_step_s * max(promised_steps, own_steps))
         return True
 
-    def _expected_until_s(self, slot: Slot, model: ModelView, now_s: float) -> float:
+    def _expected_until_s(self, slot: Slot, model: ModelView, pace_s: float, now_s: float) -> float:
         """How long a return may still be expected in this slot: live leases within linger, and calls still in flight."""
-        until_s = now_s
+        linger_s, until_s = self._knobs.linger_s, now_s
         for granted_s, expires_s in model.leases.values():
-            if expires_s > now_s:
-                until_s = max(until_s, min(expires_s, granted_s + self._knobs.linger_s))
-        if model.held and self._knobs.linger_s > 0.0:
-            until_s = max(until_s, now_s + step_s(model) * max(expected_left(item) for item in model.held.values()))
-        return min(until_s, slot.ends_s)
+            if expires_s > until_s:
+                until_s = max(until_s, min(expires_s, granted_s + linger_s))
+        if model.held and linger_s > 0.0:
+            until_s = max(until_s, now_s + pace_s * expected_left(model.held.values()))
+        return until_s if until_s < slot.ends_s else slot.ends_s
 
-    def _keep_open(self, slot: Slot, model: ModelView, until_s: float, now_s: float, commands: list[Command]) -> None:
-        """A return is expected: calls in flight go on decoding meanwhile; with none, the slot lingers."""
+    def _keep_open(self, slot: Slot, model: ModelView, until_s: float, pace_s: float, now_s: float, commands: list[Command]) -> None:
+        """A return is expected: calls in flight go on decoding meanwhile, a step in ``pace_s``; with none, the slot lingers."""
         held = [call_id for call_id in model.held if call_id not in slot.rejected]
         if held:
             slot.end_linger(now_s)
-            pace_s = step_s(model)
             steps = max(1, steps_within(until_s - now_s, pace_s))
             slot.promised_until_s = max(slot.promised_until_s, now_s + steps * pace_s)
-            commands.append(Resume(tuple((call_id, steps) for call_id in held)))
+            commands.append(Resume(tuple([(call_id, steps) for call_id in held])))
         elif not model.running:
             slot.linger(now_s)
             commands.append(Wait(until_s))
 
     def _only_this_model(self, view: EngineView, active: str) -> bool:
+        """Whether a round would visit ``active``, which has work, and no other."""
         round_ = self._round
         assert round_ is not None
         if len(round_.plan.slots) > 1 and self._knobs.visit_idle:
             return False
-        return not any(name != active and has_work(model) for name, model in view.models.items())
-
-    def _ordinary_waits(self, slot: Slot, model: ModelView) -> bool:
-        """A call that only P may admit waits, and did not fail to fit a moment ago."""
-        passed = slot.offered | slot.rejected
-        return any(
-            call_id not in passed and not (slot.sp_allowed and is_sp_eligible(item))
-            for call_id, item in model.waiting.items()
-        )
+        return busy_models(view) == [active]
 
     def _stage_next(self, view: EngineView, commands: list[Command]) -> None:
         """Stage the weights of the model whose slot comes next, while this one serves (SPEC §5.3)."""
@@ -354,7 +372,7 @@ class SlotScheduler:
         Seconds to the next slot hold no switch cost (Eq. 1 charges it as C_act). A model outside the round waits for
         the round's end.
         """
-        queued = {name: queued_work_s(model) for name, model in view.models.items()}
+        queued = {name: queued_work_s(model) if model.waiting else 0.0 for name, model in view.models.items()}
         if view.capabilities.hot:
             load_s = sum(queued.values())
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s

@@ -61,8 +61,8 @@ class Timing:
 
     def steps_s(self, steps: int, batch: int, context_tokens: int) -> float:
         """The exact sum of ``steps`` consecutive decode steps, during which every context grows by one per step."""
-        growth = self.decode_s_per_context_token * batch * (steps * (steps - 1) // 2)
-        return steps * self.step_s(batch, context_tokens) + growth
+        step_s = self.decode_base_s + self.decode_s_per_sequence * batch + self.decode_s_per_context_token * context_tokens
+        return steps * step_s + self.decode_s_per_context_token * batch * (steps * (steps - 1) // 2)
 
     def restore_s(self, tokens: int) -> float:
         return self.restore_base_s + self.restore_s_per_token * tokens if tokens > 0 else 0.0

@@ -56,7 +56,7 @@ class ConservationError(AssertionError):
 class _Live:
     """A session under way."""
 
-    __slots__ = ("aborted", "done", "instance_of", "issued", "left", "lines", "nodes", "number", "served_by", "session")
+    __slots__ = ("aborted", "done", "instance_of", "issued", "left", "line_number", "lines", "nodes", "number", "served_by", "session")
 
     def __init__(self, number: int, session: Session) -> None:
         self.number = number
@@ -72,6 +72,7 @@ class _Live:
         self.lines: dict[str, list[int]] = {}
         for index, call in enumerate(session.calls):
             self.lines.setdefault(call.line, []).append(index)
+        self.line_number = {line: number for number, line in enumerate(self.lines)}
 
 
 class Cluster:
@@ -185,8 +186,9 @@ class Cluster:
                 self._call_ended(live, index)
 
     def _release(self, live: _Live, index: int) -> Event:
-        trace, env = live.session.calls[index], self._env
-        self._end_quiet()
+        trace, now_s = live.session.calls[index], self._env.now
+        if self._quiet is not None:
+            self._end_quiet(self._quiet)
         self._issued += 1
         call_id = self._issued
         live.issued.add(index)
@@ -194,15 +196,15 @@ class Cluster:
         self.truth[call_id] = CallTruth(node, trace.output_tokens)
         key = LineKey(live.session.tenant, live.session.id, trace.model, trace.line)
         continues = () if trace.reuse_of is None else ((live.session.calls[trace.reuse_of].line, trace.reuse_tokens),)
-        call = Call(call_id, key, trace.turn, env.now, trace.prompt_tokens, trace.reuse_tokens, trace.output_tokens, continues)
+        call = Call(call_id, key, trace.turn, now_s, trace.prompt_tokens, trace.reuse_tokens, trace.output_tokens, continues)
         if self._log is not None:
-            self._log.router("explain", (call, env.now), self._router.explain(call, env.now), env.now)
-        decision = self._router.place(call, env.now)
+            self._log.router("explain", (call, now_s), self._router.explain(call, now_s), now_s)
+        decision = self._router.place(call, now_s)
         if self._log is not None:
-            self._log.router("place", (call, env.now), decision, env.now)
+            self._log.router("place", (call, now_s), decision, now_s)
         if type(decision) is Routed:
             return self._submit(call, live, index, decision)
-        gate = env.event()
+        gate = self._env.event()
         self._calls[call_id] = (live, index, None)
         self._queued[call_id] = (call, gate)
         self._overloaded(decision)
@@ -363,12 +365,11 @@ class Cluster:
         if self._log is not None:
             self._log.router("heartbeat", (instance.id, healthy, now_s), None, now_s)
 
-    def _end_quiet(self) -> None:
-        quiet, self._quiet = self._quiet, None
-        if quiet is not None:
-            quiet.succeed()
-            for instance in self._instances:
-                self._beat(instance)
+    def _end_quiet(self, quiet: Event) -> None:
+        self._quiet = None
+        quiet.succeed()
+        for instance in self._instances:
+            self._beat(instance)
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -384,7 +385,7 @@ class Cluster:
         admitted_s = run.admitted_s if run.admitted_s >= 0.0 else now_s
         first_s = run.first_token_s if run.first_token_s >= 0.0 else now_s
         self._record.calls.append(
-            live.number, self._line_number(live, trace), min(trace.turn, 65535), self._model_code[trace.model], instance.index, outcome,
+            live.number, live.line_number[trace.line], min(trace.turn, 65535), self._model_code[trace.model], instance.index, outcome,
             _REASON[routed.reason], flags, min(run.parked, 255), min(run.rounds_waited, 255), kv_state, enqueued_s,
             run.placed_s - enqueued_s, admitted_s - enqueued_s, first_s - enqueued_s, now_s - enqueued_s, call.prompt_tokens,
             run.device_tokens, run.host_tokens, run.lost_tokens, run.output_tokens,
@@ -415,12 +416,9 @@ class Cluster:
         trace, waited_s = live.session.calls[index], self._env.now - enqueued_s
         flags = (FLAG_RETURN if trace.turn > 0 else 0) | (FLAG_WARMUP if enqueued_s < self._warmup_s else 0)
         self._record.calls.append(
-            live.number, self._line_number(live, trace), min(trace.turn, 65535), self._model_code[trace.model], NO_INSTANCE, outcome,
+            live.number, live.line_number[trace.line], min(trace.turn, 65535), self._model_code[trace.model], NO_INSTANCE, outcome,
             _REASON["queue"], flags, 0, 0, KV_MISSING, enqueued_s, waited_s, waited_s, waited_s, waited_s, trace.prompt_tokens, 0, 0, 0, 0,
         )  # fmt: skip
-
-    def _line_number(self, live: _Live, trace: TraceCall) -> int:
-        return 0 if len(live.lines) == 1 else list(live.lines).index(trace.line)
 
     def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None:
         active_s = 0.0

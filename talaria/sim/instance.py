@@ -194,31 +194,36 @@ class SimInstance:
 
     def _happened(self, event: Event) -> None:
         """Give ``event`` to the scheduler and carry out what it commands; events that follow at once wait their turn."""
-        self._inbox.append(event)
         if self._stepping:
+            self._inbox.append(event)
             return
         self._stepping = True
         self.changed = True
-        view, env = self.view, self._env
+        view, now_s = self.view, self._env.now
         try:
-            while self._inbox:
-                event = self._inbox.popleft()
+            while True:
                 if self._look_again:
                     self._look_at_waiting()
-                if view.active is not None:
-                    view.models[view.active].free_kv_tokens = self.memory.free_tokens()
-                commands = self._scheduler.step(event, view, env.now)
+                if view.active is not None and (model := view.models[view.active]).waiting:
+                    model.free_kv_tokens = self.memory.free_tokens()
+                commands = self._scheduler.step(event, view, now_s)
                 if self._log is not None:
-                    self._log(self.id, event, view, env.now, commands)
+                    self._log(self.id, event, view, now_s, commands)
                 until_s = None
                 for command in commands:
                     if type(command) is Wait:
                         until_s = command.until_s
                     else:
                         self._execute(command)
-                self._wake_at(until_s)
+                if until_s is None:
+                    self._tick = self._tick_at_s = None
+                elif until_s != self._tick_at_s:
+                    self._wake_at(until_s)
                 if self._watched:
                     self._watch_phase()
+                if not self._inbox:
+                    break
+                event = self._inbox.popleft()
         finally:
             self._stepping = False
 
@@ -232,37 +237,33 @@ class SimInstance:
             self._phase = (phase, self._env.now, self._switching_to if phase == "switch" else self.view.active)
 
     def _execute(self, command: Command) -> None:
-        kind = type(command)
-        if kind is Admit:
-            for call_id, grant in command.batch:  # type: ignore[union-attr]
-                self._admit(self.runs[call_id], grant, by_sp=command.phase == "SP")  # type: ignore[union-attr]
-        elif kind is Resume:
-            self._resume(command.batch)  # type: ignore[union-attr]
-        elif kind is Stage:
-            self.memory.stage(command.model, command.rate, self._env.now)  # type: ignore[union-attr]
-            self._refresh_residency()
-        elif kind is Unstage:
+        if type(command) is Admit:
+            for call_id, grant in command.batch:
+                self._admit(self.runs[call_id], grant, by_sp=command.phase == "SP")
+        elif type(command) is Resume:
+            self._resume(command.batch)
+        elif type(command) is Stage:
+            self.memory.stage(command.model, command.rate, self._env.now)
+            self._show_staged(command.model)
+        elif type(command) is Unstage:
             self.memory.unstage()
-            self._refresh_residency()
-        elif kind is Switch or kind is Open:
-            self._begin_switch(command.model)  # type: ignore[union-attr]
-        elif kind is Report:
-            self._report(command.round)  # type: ignore[union-attr]
-        elif kind is Close:
-            self.view.models[command.model].residency = Residency.ABSENT  # type: ignore[union-attr]
-            self.memory.close(command.model)  # type: ignore[union-attr]
-        elif kind is Stop:
-            for call_id in command.call_ids:  # type: ignore[union-attr]
+            self._show_staged(None)
+        elif type(command) is Switch or type(command) is Open:
+            self._begin_switch(command.model)
+        elif type(command) is Report:
+            self._report(command.round)
+        elif type(command) is Close:
+            self.view.models[command.model].residency = Residency.ABSENT
+            self.memory.close(command.model)
+        elif type(command) is Stop:
+            for call_id in command.call_ids:
                 self._engine.stop(self.runs[call_id])
 
-    def _wake_at(self, until_s: float | None) -> None:
-        if until_s is None:
-            self._tick = self._tick_at_s = None
-        elif until_s != self._tick_at_s:
-            self._tick_at_s = until_s
-            self._tick = Timeout(self._env, max(0.0, until_s - self._env.now))
-            assert self._tick.callbacks is not None
-            self._tick.callbacks.append(self._on_tick)
+    def _wake_at(self, until_s: float) -> None:
+        self._tick_at_s = until_s
+        self._tick = Timeout(self._env, max(0.0, until_s - self._env.now))
+        assert self._tick.callbacks is not None
+        self._tick.callbacks.append(self._on_tick)
 
     def _on_tick(self, event: KernelEvent) -> None:
         if event is self._tick:
@@ -300,7 +301,7 @@ class SimInstance:
         if cached < promised:
             self._inbox.append(RestoredShort(call.id, promised - cached))
         timing = self._ground.timing[call.key.model]
-        *_, run.new_tokens = split_prompt(run.view)
+        run.new_tokens = split_prompt(run.view)[3]
         restore_s = timing.restore_s(run.host_tokens) * self.memory.link_contention(now_s) if run.host_tokens else 0.0
         work_s = timing.prefill_s(run.new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
         self._engine.prefill(run, restore_s + work_s)
@@ -316,14 +317,13 @@ class SimInstance:
 
     def _resume(self, batch: tuple[tuple[int, int], ...]) -> None:
         """Re-entry of held calls: KV that was swapped out comes back first, then one short prefill for all of them."""
-        now_s = self._env.now
+        now_s, active = self._env.now, self.view.active
+        assert active is not None
+        model, timing = self.view.models[active], self._ground.timing[active]
         resumed, move_s, context = [], 0.0, 0
-        timing = None
         for call_id, grant in batch:
             run = self.runs[call_id]
-            model = self.view.models[run.view.call.key.model]
-            timing = self._ground.timing[run.view.call.key.model]
-            swapped, swap = run.swapped, self.capabilities.inflight_kv == "swap"
+            swapped = run.swapped
             refusal = self.memory.resume(run, grant, now_s)
             if refusal == NO_ROOM:
                 refusal, retracted_s = self._retract_for(run, grant, model)
@@ -331,13 +331,15 @@ class SimInstance:
             if refusal is not None:
                 self._refuse(run, model.held, refusal)
                 continue
+            tokens = run.context_tokens
             if swapped:
-                move_s += timing.swap_s_per_token * run.context_tokens if swap else self._recompute_s(run, timing)
+                swap = self.capabilities.inflight_kv == "swap"
+                move_s += timing.swap_s_per_token * tokens if swap else self._recompute_s(run, timing)
             model.running[call_id] = model.held.pop(call_id)
             run.grant = grant
-            context += run.context_tokens
+            context += tokens
             resumed.append(run)
-        if resumed and timing is not None:
+        if resumed:
             self._engine.resume(resumed, move_s + timing.prefill_s(len(resumed), context // len(resumed)))
 
     def _retract_for(self, run: Run, grant: int, model: ModelView) -> tuple[str | None, float]:
@@ -362,7 +364,8 @@ class SimInstance:
     def _on_first_token(self, run: Run) -> None:
         if run.first_token_s < 0.0:  # a call that a dead engine had begun keeps the token that its client saw
             run.first_token_s = self._env.now
-        self.memory.restored(run)
+        if run.host_tokens:
+            self.memory.restored(run)
         self._happened(FirstToken(run.view.call.id))
 
     def _on_segment_end(self, run: Run, reason: str) -> None:
@@ -380,9 +383,10 @@ class SimInstance:
         if reason != "finished":
             model.held[call.id] = run.view
         else:
+            now_s = self._env.now
             del self.runs[call.id]
-            self.memory.finish(run, self._env.now)
-            self._lines.used(call.key, self._env.now)
+            self.memory.finish(run, now_s)
+            self._lines.used(call.key, now_s)
             self._host.finished(run, self)
         self._happened(SegmentEnded(call.id, run.view.generated_tokens, reason))
 
@@ -420,8 +424,10 @@ class SimInstance:
         self.view.active = record.target
         model = self.view.models[record.target]
         model.residency, model.coverage = Residency.ACTIVE, 0.0
-        model.leases = {key: times for key, times in model.leases.items() if times[1] > self._env.now}
-        self._refresh_residency()
+        if model.leases:
+            now_s = self._env.now
+            model.leases = {key: times for key, times in model.leases.items() if times[1] > now_s}
+        self._show_staged(None)
         self._sync_decode_counters(model)
         self._look_again = True
         self._host.switched(self, record)
@@ -434,14 +440,12 @@ class SimInstance:
         model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
         model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
 
-    def _refresh_residency(self) -> None:
-        """Parked models that have some weights on the device are staged (SPEC §5.6)."""
-        staged, coverage = self.memory.staged(self._env.now)
+    def _show_staged(self, target: str | None) -> None:
+        """Of the parked models only ``target`` is staged from now on (SPEC §5.6); nothing of it is there yet."""
         for name, model in self.view.models.items():
             if model.residency is Residency.PARKED or model.residency is Residency.STAGED:
-                here = name == staged
-                model.residency = Residency.STAGED if here else Residency.PARKED
-                model.coverage = coverage if here else 0.0
+                model.residency = Residency.STAGED if name == target else Residency.PARKED
+                model.coverage = 0.0
 
     def open_at_start(self, models: tuple[str, ...]) -> None:
         """Models that are resident when the run starts; the first is active."""
@@ -482,7 +486,7 @@ class SimInstance:
         self.memory.crash()
         self.view.active = None
         self._lines.doubt_all()
-        self._refresh_residency()
+        self._show_staged(None)
         for model in self.view.models.values():
             for call_id in model.waiting:
                 self._look(self.runs[call_id])
@@ -519,5 +523,5 @@ class SimInstance:
         assert self._activity is not None
         record = cast(LogicalSwitch, self._activity.value)
         self._activity = None
-        self._refresh_residency()
+        self._show_staged(None)
         self._happened(SwitchFailed(record.target, why))
