@@ -125,7 +125,8 @@ class InstanceMemory:
         """End of the last call of a line that the prompt continues past; 0 for a rewrite or a new line."""
         call, forest, end = run.view.call, self._forest, 0
         for line, _ in call.continues:
-            node, tokens = self._paths.get(call.key._replace(line=line), (-1, 0))
+            key = call.key if line == call.key.line else call.key._replace(line=line)
+            node, tokens = self._paths.get(key, (-1, 0))
             if tokens > end and node in forest and forest.common(node, run.node) >= tokens:
                 end = tokens
         return end
@@ -355,8 +356,11 @@ class InstanceMemory:
             regions=self._regions[target],
         )  # fmt: skip
         coverage, dirty = (self._staging.coverage(), self._staging.dirty_share()) if plan.gather and self._staging else (0.0, 0.0)
-        drain_s = sum(self.swap_out(run, now_s) for run in held)
-        drain_s += self._drain({ticket.id for ticket in plan.drain}, now_s)
+        drain_s = 0.0
+        for run in held:
+            drain_s += self.swap_out(run, now_s)
+        if plan.drain:
+            drain_s += self._drain({ticket.id for ticket in plan.drain}, now_s)
         if self._cache is not None:
             self._cache.clear()
         self._cache, self._staging, self._active = None, None, None
