@@ -175,6 +175,7 @@ class Fleet:
             columns.timings[i] = timing
             columns.page_tokens = max(columns.page_tokens, timing.page_tokens)
             table[1:6, i] = table[1:6, in_round_at] = _timing_rows(timing)
+            table[9, in_round_at] = timing.decode_s_per_context_token
         visited = in_round(model, load)
         batch = model.in_flight + 1
         table[0, i] = timing.prefill_base_s + model.activate_s
@@ -182,7 +183,6 @@ class Fleet:
         table[7, i] = batch * timing.decode_s_per_context_token
         table[0, in_round_at] = timing.prefill_base_s + (0.0 if visited else model.activate_s)
         table[8, in_round_at] = timing.decode_s_per_sequence + (0.0 if visited else timing.decode_base_s)
-        table[9, in_round_at] = timing.decode_s_per_context_token
         held = visited or model.residency is not Residency.ABSENT
         columns.slot_at_s[i] = snapshot.time_s + model.next_slot_s
         columns.not_held[i] = 0.0 if held and self.healthy[i] else inf

@@ -127,11 +127,8 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
     return RoundPlan(tuple(slots), full_bound_s, bound_s, predicted_s, infeasible)
 
 
-def round_load_s(view: EngineView, order: Sequence[str], knobs: Knobs, queued_s: Mapping[str, float]) -> float:
-    """What ``plan_round`` would predict, given every model's ``queued_work_s``: snapshots need no more of the plan."""
-    if not order:
-        return 0.0
-    steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
+def round_load_s(view: EngineView, order: Sequence[str], steps: int, queued_s: Mapping[str, float]) -> float:
+    """What ``plan_round`` would predict, given d_m and every model's ``queued_work_s``: snapshots need no more of the plan."""
     load_s = 0.0
     for name, switch_s in zip(order, _switches_s(view, order), strict=True):
         model = view.models[name]

@@ -42,6 +42,7 @@ from talaria.policy.rounds import (
     busy_models,
     has_work,
     plan_round,
+    protected_steps,
     queued_work_s,
     round_load_s,
     round_order,
@@ -69,6 +70,7 @@ class SlotScheduler:
 
     def __init__(self, knobs: Knobs) -> None:
         self._knobs = knobs
+        self._protected_steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
         self._hot = HotSlots(knobs)
         self._switching = Switching()
         self._round: _Round | None = None
@@ -376,7 +378,7 @@ class SlotScheduler:
         if view.capabilities.hot:
             load_s = sum(queued.values())
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s
-        load_s = round_load_s(view, round_order(view, self._knobs, continuing=True), self._knobs, queued)
+        load_s = round_load_s(view, round_order(view, self._knobs, continuing=True), self._protected_steps, queued)
         round_, slot = self._round, self._slot
         if round_ is None:
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s

@@ -340,7 +340,8 @@ class SimInstance:
             context += tokens
             resumed.append(run)
         if resumed:
-            self._engine.resume(resumed, move_s + timing.prefill_s(len(resumed), context // len(resumed)))
+            count = len(resumed)
+            self._engine.resume(resumed, move_s + timing.prefill_s(count, context // count))
 
     def _retract_for(self, run: Run, grant: int, model: ModelView) -> tuple[str | None, float]:
         """In-flight KV fills the device: the last held calls give theirs up until ``run`` fits, as an engine retracts.
