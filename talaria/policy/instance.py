@@ -258,6 +258,7 @@ class SlotSummary:
     switch_s: float
     switch_predicted_s: float
     prefill_s: float
+    """From admissions to last first tokens, the rest of a decode step that was running included."""
     prefill_predicted_s: float
     decode_s: float
     decode_predicted_s: float
