@@ -16,7 +16,6 @@ from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import RoundSummary
 from talaria.policy.router import Overloaded, Routed, Router, Usage
 from talaria.policy.snapshot import InstanceSnapshot
-from talaria.report.declog import DecisionLog
 from talaria.report.record import (
     FLAG_AVOIDABLE,
     FLAG_LEASE_HIT,
@@ -30,12 +29,14 @@ from talaria.report.record import (
     KV_HOST,
     KV_MISSING,
     NO_INSTANCE,
+    NO_MODEL,
     OUTCOMES,
     PATHS,
     PHASES,
     REASONS,
     RunRecord,
 )  # fmt: skip
+from talaria.report.recording import RecordingRouter
 from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, LogicalSwitch
 from talaria.sim.instance import SimInstance
@@ -79,8 +80,8 @@ class Cluster:
     """Runs a schedule of sessions to its end against one router and its instances."""
 
     def __init__(
-        self, env: Environment, router: Router, record: RunRecord, prompts: PromptBook, *, pool: int | None, gap_cap_s: float | None,
-        telemetry: Telemetry, warmup_s: float, log: DecisionLog | None = None,
+        self, env: Environment, router: Router | RecordingRouter, record: RunRecord, prompts: PromptBook, *, pool: int | None,
+        gap_cap_s: float | None, telemetry: Telemetry, warmup_s: float,
     ) -> None:  # fmt: skip
         self.truth: dict[int, CallTruth] = {}
         self.finished_all = env.event()
@@ -92,7 +93,6 @@ class Cluster:
         self._gap_cap_s = gap_cap_s
         self._telemetry = telemetry
         self._warmup_s = warmup_s
-        self._log = log
         self._instances: list[SimInstance] = []
         self._by_name: dict[str, SimInstance] = {}
         self._model_code = {name: code for code, name in enumerate(record.models)}
@@ -197,12 +197,8 @@ class Cluster:
         key = LineKey(live.session.tenant, live.session.id, trace.model, trace.line)
         continues = () if trace.reuse_of is None else ((live.session.calls[trace.reuse_of].line, trace.reuse_tokens),)
         call = Call(call_id, key, trace.turn, now_s, trace.prompt_tokens, trace.reuse_tokens, trace.output_tokens, continues)
-        if self._log is not None:
-            self._log.router("explain", (call, now_s), self._router.explain(call, now_s), now_s)
         decision = self._router.place(call, now_s)
-        if self._log is not None:
-            self._log.router("place", (call, now_s), decision, now_s)
-        if type(decision) is Routed:
+        if isinstance(decision, Routed):
             return self._submit(call, live, index, decision)
         gate = self._env.event()
         self._calls[call_id] = (live, index, None)
@@ -222,12 +218,12 @@ class Cluster:
         """Act on a decision about a call that had no place: it waits on, goes to its instance at last, or is shed."""
         call, gate = self._queued[decision.call_id]
         live, index, _ = self._calls[call.id]
-        if type(decision) is Routed:
+        if isinstance(decision, Routed):
             del self._queued[call.id]
             done = self._submit(call, live, index, decision)
             assert done.callbacks is not None
             done.callbacks.append(gate.trigger)
-        elif decision.action == "shed":  # type: ignore[union-attr]
+        elif decision.action == "shed":
             del self._queued[call.id], self._calls[call.id], self.truth[call.id]
             live.aborted = True
             self._row_unserved(live, index, call.enqueued_s, _SHED)
@@ -243,40 +239,29 @@ class Cluster:
             self._poll_alarm.callbacks.append(lambda event: self._poll() if event is self._poll_alarm else None)
 
     def _poll(self) -> None:
-        now_s = self._env.now
-        decisions = self._router.poll(now_s)
-        if self._log is not None:
-            self._log.router("poll", (now_s,), decisions, now_s)
-        for decision in decisions:
+        for decision in self._router.poll(self._env.now):
             self._overloaded(decision)
         self._tell_leases()
         self._arm_poll()
 
     def _tell_leases(self) -> None:
-        changes = self._router.drain_lease_changes()
-        if self._log is not None:
-            self._log.router("drain_lease_changes", (), changes, self._env.now)
-        for name, key, expires_s in changes:
+        for name, key, expires_s in self._router.drain_lease_changes():
             self._by_name[name].lease_changed(key, expires_s)
 
     # --- what instances tell ---------------------------------------------------------------------------------------
 
     def finished(self, run: Run, instance: SimInstance) -> None:
-        call, now_s = run.view.call, self._env.now
+        call = run.view.call
         usage = Usage(call.prompt_tokens, run.device_tokens + run.host_tokens, run.output_tokens)
-        lease = self._router.completed(call, instance.id, usage, now_s)
-        if self._log is not None:
-            self._log.router("completed", (call, instance.id, usage, now_s), lease, now_s)
+        self._router.completed(call, instance.id, usage, self._env.now)
         self._tell_leases()
         live, index, routed = self._calls.pop(call.id)
         self._row_served(live, index, run, instance, routed, _COMPLETED)
         self._close_call(run, live, index)
 
     def failed(self, run: Run, instance: SimInstance) -> None:
-        call, now_s = run.view.call, self._env.now
-        self._router.ended(call, now_s)
-        if self._log is not None:
-            self._log.router("ended", (call, now_s), None, now_s)
+        call = run.view.call
+        self._router.ended(call, self._env.now)
         self._tell_leases()
         live, index, routed = self._calls.pop(call.id)
         live.aborted = True
@@ -300,8 +285,6 @@ class Cluster:
     def _session_ended(self, live: _Live) -> None:
         session = live.session
         self._router.session_ended(session.tenant, session.id)
-        if self._log is not None:
-            self._log.router("session_ended", (session.tenant, session.id), None, self._env.now)
         self._tell_leases()
         for key in {LineKey(session.tenant, session.id, call.model, call.line): None for call in session.calls}:
             for index in live.served_by:
@@ -333,10 +316,7 @@ class Cluster:
         arrival.callbacks.append(lambda event: self._observe(event.value))
 
     def _observe(self, snapshot: InstanceSnapshot) -> None:
-        now_s = self._env.now
-        self._router.observe(snapshot, now_s)
-        if self._log is not None:
-            self._log.router("observe", (snapshot, now_s), None, now_s)
+        self._router.observe(snapshot, self._env.now)
         if self._queued:
             self._poll()
 
@@ -360,10 +340,7 @@ class Cluster:
                 yield self._quiet
 
     def _beat(self, instance: SimInstance) -> None:
-        now_s, healthy = self._env.now, instance.healthy()
-        self._router.heartbeat(instance.id, healthy, now_s)
-        if self._log is not None:
-            self._log.router("heartbeat", (instance.id, healthy, now_s), None, now_s)
+        self._router.heartbeat(instance.id, instance.healthy(), self._env.now)
 
     def _end_quiet(self, quiet: Event) -> None:
         self._quiet = None
@@ -380,8 +357,9 @@ class Cluster:
         cached = run.device_tokens + run.host_tokens
         if outcome == _COMPLETED and cached + run.lost_tokens + run.new_tokens != call.prompt_tokens:
             raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
-        flags = self._flags(live, trace, run, instance, routed)
-        kv_state = _found(run)
+        flags, kv_state = self._flags(live, trace, run, instance, routed), _found(run)
+        live.instance_of[trace.line] = instance.index
+        live.served_by[instance.index] = None
         admitted_s = run.admitted_s if run.admitted_s >= 0.0 else now_s
         first_s = run.first_token_s if run.first_token_s >= 0.0 else now_s
         self._record.calls.append(
@@ -407,8 +385,6 @@ class Cluster:
             flags |= FLAG_LEASE_HIT
         if run.view.call.enqueued_s < self._warmup_s:
             flags |= FLAG_WARMUP
-        live.instance_of[trace.line] = instance.index
-        live.served_by[instance.index] = None
         return flags
 
     def _row_unserved(self, live: _Live, index: int, enqueued_s: float, outcome: int) -> None:
@@ -441,7 +417,7 @@ class Cluster:
         )  # fmt: skip
 
     def switched(self, instance: SimInstance, switch: LogicalSwitch) -> None:
-        source = -1 if switch.source is None else self._model_code[switch.source]
+        source = NO_MODEL if switch.source is None else self._model_code[switch.source]
         self._record.switches.append(
             instance.index, instance.rounds, source, self._model_code[switch.target], switch.started_s, sum(switch.phases_s),
             *switch.phases_s, _PATH[switch.path], switch.coverage, switch.dirty, switch.d2d_bytes, switch.h2d_bytes,

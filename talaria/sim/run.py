@@ -18,6 +18,7 @@ from talaria.profiles import Profile
 from talaria.profiles import load as load_profile
 from talaria.report.declog import DecisionLog
 from talaria.report.record import RunRecord, hbm_columns, phase_columns
+from talaria.report.recording import RecordingRouter
 from talaria.sim.cluster import Cluster, ConservationError
 from talaria.sim.config import Config
 from talaria.sim.host import Ground
@@ -69,6 +70,7 @@ class RunPlan:
     trace: TraceOptions | None
     notes: list[str]
     macro: bool = True
+    """Decode in macro-steps; else step by step, which is the tests' oracle."""
 
 
 def plan(
@@ -93,7 +95,7 @@ def plan(
             notes.append(f"{trace.path} has no times: sessions arrive as {arrivals}")
     mapping = assign_models(workload, scenario.models, dict(trace.mapping) if trace is not None else None)
     if trace is not None:
-        notes.append("models: " + ", ".join(f"{source} -> {target}" for source, target in mapping.items()))
+        notes.append("models: " + ", ".join(f"{given} -> {served}" for given, served in mapping.items()))
     _check_homes(mapping, instances, scenario)
     asked = trace is not None and trace.arrivals is not None
     parse_arrivals(arrivals, where="--arrivals" if asked else f"scenario {scenario.name}: arrivals")
@@ -207,10 +209,10 @@ def simulate(
     env, forest = Environment(), PrefixForest()
     arguments = _router_arguments(plan)
     router = ROUTERS[plan.config.router](**arguments)
+    asked = router if log is None else RecordingRouter(router, log, lambda: env.now)
     cluster = Cluster(
-        env, router, record, PromptBook(forest, workload.block_tokens, workload.block_scope), pool=arrivals.pool,
-        gap_cap_s=scenario.gap_cap_s, telemetry=scenario.telemetry,
-        warmup_s=scenario.warmup_s, log=log,
+        env, asked, record, PromptBook(forest, workload.block_tokens, workload.block_scope), pool=arrivals.pool,
+        gap_cap_s=scenario.gap_cap_s, telemetry=scenario.telemetry, warmup_s=scenario.warmup_s,
     )  # fmt: skip
     if log is not None:
         _log_header(plan, seed, log, arguments)
@@ -294,8 +296,3 @@ def beyond_evidence(plan: RunPlan, record: RunRecord) -> list[str]:
             phrases = profile.beyond_evidence(name, prompt_tokens=int(of_model.max()), batch=record.largest_batch.get(name, 0))
             said.setdefault(profile.name, {}).update(dict.fromkeys(phrases))
     return [f"profile {name} is extrapolated: {'; '.join(phrases)}" for name, phrases in said.items() if phrases]
-
-
-def with_macro(plan: RunPlan, macro: bool) -> RunPlan:
-    """The plan with decode in macro-steps (the default) or step by step (the oracle)."""
-    return replace(plan, macro=macro)

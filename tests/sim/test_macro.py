@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.report.record import Columns
-from talaria.sim.run import RunPlan, simulate, with_macro
+from talaria.sim.run import RunPlan, simulate
 from tests.sim.small import small_plan
 from tests.sim.worlds import random_sessions, session_of, with_small_memory, world
 
@@ -60,7 +61,7 @@ def test_macro_steps_equal_single_steps_on_random_traces(rows: Any, swap: str, p
 
 def runs_agree(plan: RunPlan, seed: int) -> None:
     macro = simulate(plan, seed, timeline=True)
-    steps = simulate(with_macro(plan, False), seed, timeline=True)
+    steps = simulate(replace(plan, macro=False), seed, timeline=True)
     assert macro.phases is not None and steps.phases is not None
     for ours, theirs in (
         (macro.calls, steps.calls),
