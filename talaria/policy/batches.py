@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     """Call by call."""
     cost_s: float
     oversize: bool = False
-    """A single call that fits no slot; it got this one to itself (SPEC §4.1)."""
+    """A single call that exceeds the budget; it gets the slot's prefill to itself (SPEC §4.1)."""
 
 
 EMPTY = Batch((), (), 0.0)
@@ -52,7 +52,7 @@ def choose(
 
     A call that does not fit in time is passed over (a later, smaller one may fit); one that does not fit in KV ends the
     batch, so that a large call is not overtaken for ever. With ``oversize`` the first call is taken alone even if it
-    exceeds ``budget_s``: no slot would ever fit it. With ``empty`` (nothing in flight) also if it exceeds the KV: only
+    exceeds ``budget_s``: the next slot might fit it no better. With ``empty`` (nothing in flight) also if it exceeds the KV: only
     the engine can say whether it ever fits. ``free_kv_tokens`` counts idle prefixes as free, the calls' own too.
     Each call also slows the ``decode_steps`` that are promised within the budget, as far as its sequence and context do.
     """

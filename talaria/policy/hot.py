@@ -50,10 +50,11 @@ class HotSlots:
             self._switching.target = None
         elif self._slot is not None:
             self._slot.absorb(event, view.models[self._slot.model], now_s)
-        if view.healthy and view.active is None:
-            self._reopen(view, now_s, commands)
-        elif view.healthy and view.active is not None:
-            self._advance(view.active, view, now_s, commands)
+        if view.healthy:
+            if view.active is None:
+                self._reopen(view, now_s, commands)
+            else:
+                self._advance(view.active, view, now_s, commands)
         return commands
 
     def _reopen(self, view: EngineView, now_s: float, commands: list[Command]) -> None:

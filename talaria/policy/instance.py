@@ -274,7 +274,7 @@ class SlotSummary:
     parked_calls: tuple[int, ...]
     """Returns that this slot left for later."""
     oversize: int
-    """Calls admitted alone because they fit no slot."""
+    """Calls admitted alone because they exceeded the slot's budget."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
 from talaria.policy.snapshot import Residency
 
-_MIN_SHARE = 0.25  # an overrun never takes more than the rest of this share of the next round's bound
+_MIN_SHARE = 0.25  # of the bound: what an overrun leaves the next round in any case
 
 
 class SlotPlan(NamedTuple):
@@ -32,7 +32,7 @@ class RoundPlan(NamedTuple):
     bound_s: float
     """γ·T_TTFT (Eq. 5)."""
     length_s: float
-    """What this round may last: the bound less the previous round's overrun."""
+    """What this round may last: the bound less the previous round's overrun, but a quarter of it at the least."""
     predicted_s: float
     infeasible: bool
 
@@ -103,12 +103,12 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
 def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0) -> RoundPlan:
     """Predict the round over ``order`` (Eq. 3) and check it (Eq. 4, 5).
 
-    An overrun of the previous round shortens this one. Where protected decode and switches alone pass the bound, or a
+    An overrun of the previous round shortens this one. Where protected decode and switches alone are longer than that, or a
     decode step is slower than T_TPOT, the plan is marked infeasible: the shortfall is reported, not hidden.
     """
-    full_bound_s = knobs.gamma * knobs.t_ttft_s
-    bound_s = max(full_bound_s - overrun_s, _MIN_SHARE * full_bound_s)
-    steps = protected_steps(full_bound_s, knobs.t_tpot_s)
+    bound_s = knobs.gamma * knobs.t_ttft_s
+    length_s = max(bound_s - overrun_s, _MIN_SHARE * bound_s)
+    steps = protected_steps(bound_s, knobs.t_tpot_s)
     switches_s = _switches_s(view, order)
     protected_s = switch_total_s = predicted_s = 0.0
     infeasible = False
@@ -123,8 +123,8 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
         protected_s += decode_s
         switch_total_s += switch_s
         predicted_s += switch_s + demand_s
-    infeasible |= protected_s + switch_total_s > bound_s
-    return RoundPlan(tuple(slots), full_bound_s, bound_s, predicted_s, infeasible)
+    infeasible |= protected_s + switch_total_s > length_s
+    return RoundPlan(tuple(slots), bound_s, length_s, predicted_s, infeasible)
 
 
 def round_load_s(view: EngineView, order: Sequence[str], steps: int, queued_s: Mapping[str, float]) -> float:

@@ -4,8 +4,8 @@
 promised, and how long calls have waited. Everything about the engine comes from the event and the view.
 
 One closing rule serves every configuration: a slot ends when its protected steps have run and nothing is admissible or
-expected. A return is *expected* while a live lease of the active model is younger than ``linger``, or while a call of the
-slot is still in flight, since its session comes back when it completes. Without SP nothing is expected.
+expected. A return is *expected* while a live lease of the active model is younger than ``linger``, or, where ``linger`` is
+not zero, while a call is still in flight, since its session comes back when it completes. Without SP nothing is expected.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class SlotScheduler:
         return [*fair_order(late), *fair_order([item for item in waiting if item.call.id not in late_ids])]
 
     def _latecomers(self, slot: Slot, model: ModelView) -> tuple[list[CallView], bool]:
-        """Of the calls that came after P and did not fail to fit a moment ago: E of SPEC §4.1, and whether only P may admit another."""
+        """Of the calls that came after P and were not just refused: E of SPEC §4.1, and whether there are others, which need a P."""
         eligible, ordinary = [], False
         for call_id, item in model.waiting.items():
             if call_id in slot.offered or call_id in slot.rejected:
@@ -332,7 +332,7 @@ class SlotScheduler:
         return until_s if until_s < slot.ends_s else slot.ends_s
 
     def _keep_open(self, slot: Slot, model: ModelView, until_s: float, pace_s: float, now_s: float, commands: list[Command]) -> None:
-        """A return is expected: calls in flight go on decoding meanwhile, a step in ``pace_s``; with none, the slot lingers."""
+        """A return is expected: calls in flight go on decoding meanwhile, at ``pace_s`` a step; with none, the slot lingers."""
         held = [call_id for call_id in model.held if call_id not in slot.rejected]
         if held:
             slot.end_linger(now_s)

@@ -76,7 +76,7 @@ def provenance(plan: RunPlan) -> Document:
 
 
 class Batch:
-    """Runs ``cases`` under ``seeds`` and keeps what is finished. A context manager: run directories appear by then, or never.
+    """Runs ``cases`` under ``seeds`` and keeps what is finished. A context manager: run directories appear in ``finish``, or never.
 
     ``by_seed`` takes all cases of a seed before the next seed, so that an interrupted comparison stays paired; otherwise case
     follows case, so that an interrupted sweep has whole points. The decision log and the timeline are those of the first seed.

@@ -75,7 +75,10 @@ class _Mode(Enum):
 
 
 class Engine:
-    """Executes forwarded calls of the active model. Reports to its host through two callbacks, at boundaries only."""
+    """Executes forwarded calls of the active model. Reports to its host through two callbacks, at boundaries only.
+
+    The ``decode_*`` counters count over all models that it has served: their host takes differences.
+    """
 
     def __init__(
         self, env: Environment, first_token: Callable[[Run], None], segment_ended: Callable[[Run, str], None],
@@ -119,15 +122,18 @@ class Engine:
 
     def prefill(self, run: Run, duration_s: float) -> None:
         """Queue one admitted call; decode of everything else stalls meanwhile."""
-        self._queue.append(([run], duration_s, True))
-        if self._mode is not _Mode.BOUNDARY:
-            self._look_at_queue()
+        self._enqueue([run], duration_s, fresh=True)
 
     def resume(self, runs: list[Run], duration_s: float) -> None:
         """Queue the re-entry of calls whose next grant begins."""
-        self._queue.append((runs, duration_s, False))
-        if self._mode is not _Mode.BOUNDARY:
-            self._look_at_queue()
+        self._enqueue(runs, duration_s, fresh=False)
+
+    def _enqueue(self, runs: list[Run], duration_s: float, *, fresh: bool) -> None:
+        self._queue.append((runs, duration_s, fresh))
+        if self._mode is _Mode.IDLE:
+            self._continue()
+        elif self._mode is _Mode.DECODE and len(self._queue) == 1:
+            self._cut_macro_step()
 
     def stop(self, run: Run) -> None:
         """End the running segment of ``run`` at the next step boundary (SPEC §4.1: no running kernel is preempted)."""
@@ -141,21 +147,13 @@ class Engine:
                 heapq.heapify(self._heap)
                 return
 
-    def abort(self) -> list[Run]:
-        """The engine is gone: everything in it, in a fixed order; nothing is reported."""
-        lost = [run for runs, _, _ in self._queue for run in runs] + [run for _, _, run in sorted(self._heap, key=lambda item: item[1])]
+    def abort(self) -> None:
+        """The engine is gone, and everything in it; nothing is reported."""
         self._queue.clear()
         self._heap.clear()
         self._alarm = None
         self._mode = _Mode.IDLE
         self._batch = self._context = 0
-        return lost
-
-    def _look_at_queue(self) -> None:
-        if self._mode is _Mode.IDLE:
-            self._continue()
-        elif self._mode is _Mode.DECODE and len(self._queue) == 1:
-            self._cut_macro_step()
 
     def _continue(self) -> None:
         """At a boundary: the queue first, then a macro-step up to the next end of a segment."""
@@ -191,10 +189,10 @@ class Engine:
         """The fewest whole steps that last at least ``elapsed_s``: the root of a·k² + b·k = elapsed, rounded up."""
         assert self._timing is not None
         timing, factor, batch, context = self._timing, self._factor, self._batch, self._context
-        growth = 0.5 * timing.decode_s_per_context_token * batch
-        first = timing.step_s(batch, context) - growth
-        wanted = elapsed_s / factor
-        root = wanted / first if growth <= 0.0 else (math.sqrt(first * first + 4.0 * growth * wanted) - first) / (2.0 * growth)
+        a = 0.5 * timing.decode_s_per_context_token * batch
+        b = timing.step_s(batch, context) - a
+        wanted_s = elapsed_s / factor
+        root = wanted_s / b if a <= 0.0 else (math.sqrt(b * b + 4.0 * a * wanted_s) - b) / (2.0 * a)
         steps = max(1, int(root))
         tolerance_s = 1e-9 * (1.0 + elapsed_s)
         while factor * timing.steps_s(steps, batch, context) < elapsed_s - tolerance_s:

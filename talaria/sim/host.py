@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from talaria.sim.instance import SimInstance
 
 
+StepLog = Callable[[str, Event, EngineView, float, list[Command]], None]
+"""Takes each step of a slot scheduler: instance, event, view, time in seconds, and the commands, before they are carried out."""
+
+
 class CallTruth(NamedTuple):
     """What only the simulator knows of a call: where its content lies in the prefix forest, and its real output."""
 
@@ -28,7 +32,8 @@ class Host(Protocol):
     def finished(self, run: Run, instance: SimInstance) -> None:
         """The call completed; leases are granted before the scheduler hears of it."""
 
-    def failed(self, run: Run, instance: SimInstance) -> None: ...
+    def failed(self, run: Run, instance: SimInstance) -> None:
+        """The call will never complete: it fits no KV pool, or its client went away."""
 
     def slot_opened(self, instance: SimInstance) -> None:
         """A moment at which routers want to know."""
@@ -72,6 +77,3 @@ class Ground:
     switch_factor: Factors
     rank_factor: Factors
     macro: bool = True
-
-
-StepLog = Callable[[str, Event, EngineView, float, list[Command]], None]

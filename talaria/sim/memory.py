@@ -336,9 +336,6 @@ class InstanceMemory:
         """Bytes of the KV region that could take more staged weights than ``staged`` has just told of."""
         return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0
 
-    def dirty_share(self) -> float:
-        return self._staging.dirty_share() if self._staging is not None else 0.0
-
     def link_contention(self, now_s: float) -> float:
         """How much slower other H2D copies are while staging is at work."""
         staging = self._staging

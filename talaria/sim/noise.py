@@ -26,4 +26,4 @@ def _blocks(rng: np.random.Generator, cv: float, ranks: int) -> Iterator[list[fl
     sigma = math.sqrt(math.log1p(cv * cv))
     while True:
         normal = rng.standard_normal((_BLOCK, ranks)).max(axis=1)
-        yield np.exp(sigma * normal - 0.5 * sigma**2).tolist()[::-1]  # any order would do: this one is in published results
+        yield np.exp(sigma * normal - 0.5 * sigma**2).tolist()[::-1]  # any order would do; another one would change every seed's run

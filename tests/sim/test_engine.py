@@ -82,12 +82,12 @@ def test_counters_add_up_to_what_ran(bench: Bench) -> None:
     assert (engine.decode_steps, engine.decode_sequence_steps) == (10, 15)
 
 
-def test_a_dead_engine_hands_back_everything_and_reports_nothing_more(bench: Bench) -> None:
+def test_a_dead_engine_is_empty_and_reports_nothing_more(bench: Bench) -> None:
     decoding, waiting = bench.run_of(1), bench.run_of(2)
     bench.engine.prefill(decoding, 0.5)
     bench.env.run(until=0.6)
     bench.engine.prefill(waiting, 9.0)
-    assert {run.view.call.id for run in bench.engine.abort()} == {1, 2}
+    bench.engine.abort()
     bench.env.run()
     assert bench.told == [(0.5, 1, "first")] and bench.engine.idle
 
