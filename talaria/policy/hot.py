@@ -71,7 +71,7 @@ class HotSlots:
         if slot is None:
             if not has_work(model):
                 return
-            slot = self._slot = Slot(name, 0, now_s, math.inf, now_s, decoded=decode_counters(model))
+            slot = self._slot = _busy_period(name, model, now_s)
         if slot.pending:
             return
         held = [call_id for call_id in model.held if call_id not in slot.rejected] if model.held else []
@@ -98,12 +98,19 @@ class HotSlots:
 
     def _report(self, slot: Slot, model: ModelView, idle: bool, now_s: float, commands: list[Command]) -> None:
         """Sum up when idle and at least every T_TTFT while busy, so that beliefs stay fresh."""
-        summary = slot.summary(model, (), 0.0, now_s)
-        took_s = now_s - slot.opened_s
-        commands.append(Report(RoundSummary(self._reports, slot.opened_s, now_s, took_s, 0.0, (summary,), 0.0, False, False)))
+        summary = RoundSummary(
+            index=self._reports, started_s=slot.opened_s, ended_s=now_s, predicted_s=now_s - slot.opened_s, switch_s=0.0,
+            slots=(slot.summary(model, (), 0.0, now_s),), overrun_s=0.0, at_risk=False, infeasible=False,
+        )  # fmt: skip
+        commands.append(Report(summary))
         self._reports += 1
         self._slot = None
         if not idle:
-            pending, rejected = slot.pending, slot.rejected
-            self._slot = Slot(slot.model, 0, now_s, math.inf, now_s, pending=pending, rejected=rejected, decoded=decode_counters(model))
+            self._slot = _busy_period(slot.model, model, now_s)
+            self._slot.pending, self._slot.rejected = slot.pending, slot.rejected
             self._slot.batch_started_s, self._slot.batch_predicted_s = slot.batch_started_s, slot.batch_predicted_s
+
+
+def _busy_period(name: str, model: ModelView, now_s: float) -> Slot:
+    """A slot without an end: nothing is promised or protected where no other model waits for its turn."""
+    return Slot(name, protected_steps=0, opened_s=now_s, ends_s=math.inf, promised_until_s=now_s, decoded=decode_counters(model))

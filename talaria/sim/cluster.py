@@ -64,12 +64,15 @@ class _Live:
         self.session = session
         self.left = len(session.calls)
         self.nodes: dict[int, int] = {}
+        """Prefix nodes by call index; it is the ``PromptBook`` that enters them."""
         self.issued: set[int] = set()
         self.instance_of: dict[str, int] = {}
+        """Where each line's last call was served."""
         self.served_by: dict[int, None] = {}
         """Instances that may hold KV of the session."""
         self.aborted = False
         self.done: dict[int, Event] = {}
+        """Ends of the calls that another line waits for."""
         self.lines: dict[str, list[int]] = {}
         for index, call in enumerate(session.calls):
             self.lines.setdefault(call.line, []).append(index)
@@ -138,7 +141,8 @@ class Cluster:
             live = _Live(self._started_sessions, session)
             self._started_sessions += 1
             self._live += 1
-            self._record_session(live)
+            if self._record.session_names is not None:
+                self._record.session_names.append(session.id)
             if len(live.lines) > 1:
                 for call in session.calls:
                     for other in call.waits_for:
@@ -149,10 +153,6 @@ class Cluster:
         self._no_more_sessions = True
         if self._live == 0:
             self.finished_all.succeed()
-
-    def _record_session(self, live: _Live) -> None:
-        if self._record.session_names is not None:
-            self._record.session_names.append(live.session.id)
 
     def _line(self, live: _Live, indices: Sequence[int]) -> Generator[Event, Any, None]:
         """One chain of calls, closed loop: each is released its gap after the last call that it waits for."""
@@ -235,8 +235,7 @@ class Cluster:
         due_s = self._router.next_poll_s()
         if due_s is not None and self._queued:
             self._poll_alarm = Timeout(self._env, max(0.0, due_s - self._env.now))
-            assert self._poll_alarm.callbacks is not None
-            self._poll_alarm.callbacks.append(lambda event: self._poll() if event is self._poll_alarm else None)
+            self._poll_alarm.callbacks = [lambda event: self._poll() if event is self._poll_alarm else None]
 
     def _poll(self) -> None:
         for decision in self._router.poll(self._env.now):
@@ -312,8 +311,7 @@ class Cluster:
         """A snapshot leaves the instance now and reaches the router after the telemetry delay."""
         self.footprint_peaks(instance)
         arrival = Timeout(self._env, self._telemetry.delay_s, instance.snapshot())
-        assert arrival.callbacks is not None
-        arrival.callbacks.append(lambda event: self._observe(event.value))
+        arrival.callbacks = [lambda event: self._observe(event.value)]
 
     def _observe(self, snapshot: InstanceSnapshot) -> None:
         self._router.observe(snapshot, self._env.now)

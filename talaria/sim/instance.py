@@ -67,20 +67,22 @@ class SimInstance:
         self.id = name
         self.index = index
         self.capabilities = capabilities
+        self.memory = memory
         self.runs: dict[int, Run] = {}
         self.rounds = 0
         self.deadline_risk = 0
         self.changed = True
+        """Since the last snapshot, made at ``published_s``."""
         self.published_s = 0.0
         self._env = env
         self._ground = ground
-        self.memory = memory
         self._truth = truth
         self._host = host
         self._log = log
         self._watched = watched
         self._switching_to: str | None = None
         self._phase: tuple[str, float, str | None] = ("idle", 0.0, None)
+        """The phase under way, since when, and of which model; followed only where somebody watches."""
         self._predictor = Predictor(beliefs, knobs.ewma_alpha)
         self._scheduler = SlotScheduler(knobs)
         self.view = EngineView(capabilities, {model: ModelView(beliefs[model], Residency.ABSENT) for model in models})
@@ -95,6 +97,7 @@ class SimInstance:
         self._submitted = 0
         self._lines = LineBook(memory)
         self._look_again = False
+        """What the view says of prefixes may be wrong: look before the next step."""
 
     # --- the router's face -----------------------------------------------------------------------------------------
 
@@ -262,8 +265,7 @@ class SimInstance:
     def _wake_at(self, until_s: float) -> None:
         self._tick_at_s = until_s
         self._tick = Timeout(self._env, max(0.0, until_s - self._env.now))
-        assert self._tick.callbacks is not None
-        self._tick.callbacks.append(self._on_tick)
+        self._tick.callbacks = [self._on_tick]
 
     def _on_tick(self, event: KernelEvent) -> None:
         if event is self._tick:
@@ -410,8 +412,7 @@ class SimInstance:
         self._switching_to = target
         self.view.active = None
         self._switch_alarm = Timeout(self._env, sum(phases), record)
-        assert self._switch_alarm.callbacks is not None
-        self._switch_alarm.callbacks.append(self._finish_switch)
+        self._switch_alarm.callbacks = [self._finish_switch]
 
     def _finish_switch(self, event: KernelEvent) -> None:
         if event is not self._switch_alarm:

@@ -65,6 +65,7 @@ class InstanceMemory:
         self._layout, self._needs = layouts(profile, models)
         self._regions: dict[str, Regions] = {name: self._layout.regions(need) for name, need in self._needs.items()}
         self._captured: dict[str, Regions] = {}
+        """Opened models, with the regions that their graphs were captured for."""
         self._forest = forest
         self._hkvr = hkvr
         self._swap = swap
@@ -83,9 +84,12 @@ class InstanceMemory:
         self._staging_offered_bytes = 0
         self._staging_bytes_per_s = 0.0
         self._copies: deque[tuple[float, Ticket]] = deque()
+        """Checkpoints under way and when each is over, one after the other on the link."""
         self._link_free_s = 0.0
         self._pins: dict[int, Hold] = {}
+        """By call, while its restore is under way."""
         self._paths: dict[LineKey, tuple[int, int]] = {}
+        """Where the last call of each line ended: its node, and tokens along its path."""
         self._evictions_seen = (0, 0)
         self.pool_tokens = {name: regions.kv_pages * page_tokens for name, regions in self._regions.items()}
         """What each model's KV region holds while it is active."""

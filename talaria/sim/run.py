@@ -259,13 +259,11 @@ def _build(
         variation("ranks", hardware.rank_spread_cv, hardware.tp), plan.macro,
     )  # fmt: skip
     capabilities = item.capabilities
-    memory = InstanceMemory(
-        item.profile, item.models, forest, hkvr=capabilities.hkvr, swap=capabilities.inflight_kv == "swap"
-    )
+    memory = InstanceMemory(item.profile, item.models, forest, hkvr=capabilities.hkvr, swap=capabilities.inflight_kv == "swap")
     instance = SimInstance(
-        env, index, item.name, capabilities, item.models, ground, memory, beliefs, plan.knobs, cluster.truth, cluster,
-        None if log is None else log.slots, cluster.watches_phases,
-    )
+        env, index, item.name, capabilities, item.models, ground, memory, beliefs, plan.knobs, truth=cluster.truth, host=cluster,
+        log=None if log is None else log.slots, watched=cluster.watches_phases,
+    )  # fmt: skip
     instance.open_at_start(item.opened)
     return instance
 
