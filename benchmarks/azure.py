@@ -42,7 +42,7 @@ def main() -> None:
     report(
         "Azure conversations on one single-model instance",
         [
-            ("requests per processor second", f"{REQUESTS / took_s:,.0f}", "limit 2,000"),
+            ("requests per processor second", f"{REQUESTS / took_s:,.0f}", "at least 2,000"),
             ("kernel events per request", f"{record.events / REQUESTS:.1f}", ""),
             ("a raw SimPy timeout", f"{event_us:.2f} us", ""),
             ("a request, in raw timeouts", f"{took_s / REQUESTS * 1e6 / event_us:.0f}", ""),

@@ -92,7 +92,7 @@ def main() -> None:
         numpy_us = reference_us(size)
         for path, seconds in measure(size).items():
             p50, p95 = (float(value) * 1e6 for value in np.percentile(seconds, (50, 95), method="inverted_cdf"))
-            limit = f"  limit {LIMITS_US[size]:g} us" if path == "cost" and size in LIMITS_US else ""
+            limit = f"  at most {LIMITS_US[size]:g} us" if path == "cost" and size in LIMITS_US else ""
             print(f"{size:>9} {path:>8} {p50:>8.1f} {p95:>8.1f} {numpy_us:>9.2f} {p50 / numpy_us:>10.2f}{limit}")
 
 

@@ -74,9 +74,9 @@ def main(calls: int) -> None:
         [
             (f"a call on {SIZES[0]} instances", f"{few.call_us:.0f} us", f"{few_ratio:.0f} raw timeouts"),
             (f"a call on {SIZES[1]} instances", f"{many.call_us:.0f} us", f"{many_ratio:.0f} raw timeouts"),
-            (f"{SIZES[1]} instances over {SIZES[0]}, in raw timeouts", f"{many_ratio / few_ratio:.2f}", "limit 1.5"),
+            (f"{SIZES[1]} instances over {SIZES[0]}, in raw timeouts", f"{many_ratio / few_ratio:.2f}", "at most 1.5"),
             ("memory that a further call leaves behind", f"{grown_bytes:.0f} bytes", ""),
-            ("  of which the call's own row", f"{CALL_BYTES} bytes", "limit 64 bytes"),
+            ("  of which the call's own row", f"{CALL_BYTES} bytes", "at most 64 bytes"),
             ("  of which rows of slots, rounds, switches", f"{other_rows_bytes:.0f} bytes", ""),
             (f"peak memory on {SIZES[1]} instances", f"{many.peak_bytes / 2**20:.0f} MiB", ""),
         ],

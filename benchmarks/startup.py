@@ -20,8 +20,8 @@ def main() -> None:
     report(
         "a fresh process",
         [
-            ("talaria-sim --help", f"{help_s:.2f} s", "limit 0.4 s"),
-            ("talaria-sim run", f"{run_s:.2f} s", "limit 1.0 s"),
+            ("talaria-sim --help", f"{help_s:.2f} s", "at most 0.4 s"),
+            ("talaria-sim run", f"{run_s:.2f} s", "at most 1.0 s"),
             ("the bare interpreter", f"{bare_s:.3f} s", ""),
             ("--help, in bare interpreters", f"{help_s / bare_s:.1f}", ""),
             ("run, in bare interpreters", f"{run_s / bare_s:.1f}", ""),
