@@ -12,7 +12,7 @@ from simpy.core import Environment
 from talaria.errors import InputError, unknown_name
 from talaria.policy.knobs import Knobs, with_values
 from talaria.policy.rounds import protected_steps
-from talaria.policy.router import ROUTERS, LeaseCounts
+from talaria.policy.router import ROUTERS, LeaseCounts, Router
 from talaria.policy.snapshot import Capabilities
 from talaria.profiles import Profile
 from talaria.profiles import load as load_profile
@@ -209,13 +209,14 @@ def simulate(
     env, forest = Environment(), PrefixForest()
     arguments = _router_arguments(plan)
     router = ROUTERS[plan.config.router](**arguments)
-    asked = router if log is None else RecordingRouter(router, log, lambda: env.now)
+    asked: Router | RecordingRouter = router
+    if log is not None:
+        _log_header(plan, seed, log, arguments)
+        asked = RecordingRouter(router, log, lambda: env.now)
     cluster = Cluster(
         env, asked, record, PromptBook(forest, workload.block_tokens, workload.block_scope), pool=arrivals.pool,
         gap_cap_s=scenario.gap_cap_s, telemetry=scenario.telemetry, warmup_s=scenario.warmup_s,
     )  # fmt: skip
-    if log is not None:
-        _log_header(plan, seed, log, arguments)
     instances = [_build(plan, index, seed, env, forest, cluster, log) for index in range(len(plan.instances))]
     cluster.run(instances, arrivals.schedule(workload.sessions(), stream(seed, "arrivals")))
     _close_books(record, router.lease_counts, instances)
