@@ -67,7 +67,6 @@ class RunPlan:
     workload: Mapping[str, Any]
     mapping: Mapping[str, str]
     arrivals: str
-    trace: TraceOptions | None
     notes: list[str]
     macro: bool = True
     """Decode in macro-steps; else step by step, which is the tests' oracle."""
@@ -101,7 +100,7 @@ def plan(
     parse_arrivals(arrivals, where="--arrivals" if asked else f"scenario {scenario.name}: arrivals")
     if trace is not None and scenario.gap_cap_s is not None:
         notes.append(f"gaps are capped at {scenario.gap_cap_s:g} s, as scenario {scenario.name} says")
-    return RunPlan(scenario, config, resolved, instances, source, mapping, arrivals, trace, notes)
+    return RunPlan(scenario, config, resolved, instances, source, mapping, arrivals, notes)
 
 
 def _check_targets(knobs: Knobs, instances: tuple[InstancePlan, ...]) -> None:
