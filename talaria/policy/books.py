@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,8 @@ class Router(ABC):
     ``output_tokens`` is the mean output per model to expect of calls that do not say theirs, until outputs were observed.
     """
 
-    name: str
-    has_leases = False
+    name: ClassVar[str]
+    has_leases: ClassVar[bool] = False
 
     def __init__(
         self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,

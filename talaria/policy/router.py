@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,8 @@ __all__ = ["ROUTERS", "LeaseCounts", "Overloaded", "Routed", "Router", "Usage"] 
 class ResidencyRouter(Router):
     """``full``: leases first, then Eq. 1 among the instances that pass the round, HBM and replica checks."""
 
-    name = "full"
-    has_leases = True
+    name: ClassVar[str] = "full"
+    has_leases: ClassVar[bool] = True
 
     def __init__(
         self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
@@ -113,7 +114,7 @@ class ResidencyRouter(Router):
 class LeastPressure(Router):
     """``least-pressure``: fewest calls queued, running or on their way, plus round load. No model, no KV, no lease."""
 
-    name = "least-pressure"
+    name: ClassVar[str] = "least-pressure"
 
     def _decide(self, arrival: Arrival) -> Decision:
         columns = self._fleet.columns(arrival.call.key.model)
@@ -130,7 +131,7 @@ class LeastPressure(Router):
 class RoundRobin(Router):
     """``round-robin``: the next instance in order that may take new placements."""
 
-    name = "round-robin"
+    name: ClassVar[str] = "round-robin"
 
     def __init__(
         self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
@@ -160,7 +161,7 @@ class RoundRobin(Router):
 class SessionSticky(RoundRobin):
     """``session-sticky``: a session stays on its first instance while that is healthy; new sessions go in rotation."""
 
-    name = "session-sticky"
+    name: ClassVar[str] = "session-sticky"
 
     def _decide(self, arrival: Arrival) -> Decision:
         home = self._sessions.home(arrival.call.key)

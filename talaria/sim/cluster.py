@@ -37,6 +37,7 @@ from talaria.report.record import (
     RunRecord,
 )  # fmt: skip
 from talaria.report.recording import RecordingRouter
+from talaria.sim.conservation import ConservationError
 from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, LogicalSwitch
 from talaria.sim.instance import SimInstance
@@ -48,10 +49,6 @@ _COMPLETED, _SHED, _FAILED = (OUTCOMES.index(name) for name in ("completed", "sh
 _REASON = {name: code for code, name in enumerate(REASONS)}
 _PATH = {name: code for code, name in enumerate(PATHS)}
 _PHASE = {name: code for code, name in enumerate(PHASES)}
-
-
-class ConservationError(AssertionError):
-    """A sum that must hold in every run does not: a bug in the simulator, never a user's error."""
 
 
 class _Live:

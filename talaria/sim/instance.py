@@ -209,6 +209,7 @@ class SimInstance:
                     self._look_at_waiting()
                 if view.active is not None and (model := view.models[view.active]).waiting:
                     model.free_kv_tokens = self.memory.free_tokens()
+                self._show_coverage(now_s)
                 commands = self._scheduler.step(event, view, now_s)
                 if self._log is not None:
                     self._log(self.id, event, view, now_s, commands)
@@ -439,6 +440,12 @@ class SimInstance:
         engine = self._engine
         model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
         model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
+
+    def _show_coverage(self, now_s: float) -> None:
+        """How much of the staged model's weights is clean by now: what the scheduler's switch estimates rest on (SPEC §4.2)."""
+        staged, share = self.memory.staged(now_s)
+        if staged is not None:
+            self.view.models[staged].coverage = share
 
     def _show_staged(self, target: str | None) -> None:
         """Of the parked models only ``target`` is staged from now on (SPEC §5.6); nothing of it is there yet."""

@@ -1,0 +1,7 @@
+"""The sums that every run checks end in one error."""
+
+from __future__ import annotations
+
+
+class ConservationError(AssertionError):
+    """A sum that must hold in every run does not: a bug in the simulator, never a user's error."""
