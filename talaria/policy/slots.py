@@ -256,7 +256,8 @@ class SlotScheduler:
         begins_s = now_s  # decode of this slot, behind what comes before it
         for item in model.held.values():
             context = item.call.prompt_tokens + item.generated_tokens
-            begins_s += model.timing.swap_s_per_token * context
+            if slot.switch_s > 0.0:  # without a switch its KV has stayed where it is
+                begins_s += _comes_back_s(model, context, view.capabilities.inflight_kv)
             free_kv -= context + steps
         if model.held:
             commands.append(Resume(tuple([(call_id, steps) for call_id in model.held])))
@@ -393,3 +394,10 @@ class SlotScheduler:
         if slot is not None and not slot.pending and len(round_.plan.slots) > 1:
             next_slot[slot.model] = elapsed_s  # P of an open slot is over: ordinary work waits for the next round
         return {name: (next_slot.get(name, elapsed_s), work_s) for name, work_s in queued.items()}, elapsed_s, load_s
+
+
+def _comes_back_s(model: ModelView, context_tokens: int, inflight_kv: str) -> float:
+    """Predicted seconds until a held call whose KV left the device at a switch can decode again (SPEC §6)."""
+    if inflight_kv == "swap":
+        return model.timing.swap_s_per_token * context_tokens
+    return model.timing.prefill_s(0, 0, context_tokens)

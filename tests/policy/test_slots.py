@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from talaria.policy.instance import Admit, Close, Open, Resume, Stage, Switch, Unstage, Wait
-from talaria.policy.snapshot import Residency
-from tests.policy.builders import STEPS, ModelHost, call, host
+from talaria.policy.instance import Admit, CallView, Close, Open, Resume, Stage, Switch, SwitchDone, Tick, Unstage, Wait
+from talaria.policy.slots import SlotScheduler
+from talaria.policy.snapshot import Capabilities, Residency
+from tests.policy.builders import KNOBS, STEPS, TIMING, ModelHost, call, host, view_of
 
 
 def decoding(*models: str, output: int = 1000, **more: Any) -> ModelHost:
@@ -49,6 +51,22 @@ def test_protected_decode_is_reserved_before_p() -> None:
     made.submit(call(1, prompt=25_000), call(2, prompt=25_000))  # 5.2 s would fit the 9 s but for 300 steps of 20 ms
     made.run()
     assert made.batches("P") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(("active", "inflight_kv", "admits"), [("a", "swap", True), ("b", "swap", False), ("b", "recompute", False)])
+def test_p_pays_for_the_way_back_of_in_flight_kv_only_after_a_switch(active: str, inflight_kv: str, admits: bool) -> None:
+    timing = replace(TIMING, swap_s_per_token=1e-4, prefill_s_per_token=1e-4)
+    view = view_of("a", "b", active=active, capabilities=Capabilities(inflight_kv=inflight_kv), timing=timing)
+    view.models["a"].held[1] = CallView(call(1, prompt=50_000), 0.0, generated_tokens=10)  # 5 s to bring back
+    view.models["a"].waiting[2] = CallView(call(2, prompt=4_000), 0.0)
+    view.models["a"].waiting[3] = CallView(call(3, prompt=15_000), 0.0)  # 2.1 s in all
+    scheduler = SlotScheduler(KNOBS)
+    commands = scheduler.step(Tick(), view, 0.0)
+    if active == "b":
+        view.active = "a"
+        commands = scheduler.step(SwitchDone("a", (2.0,), "h2d"), view, 2.0)
+    admitted = {call_id for command in commands if isinstance(command, Admit) for call_id, _ in command.batch}
+    assert (admitted == {2, 3}) == admits and 2 in admitted
 
 
 def test_grants_are_the_protected_steps() -> None:
