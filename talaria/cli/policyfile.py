@@ -12,7 +12,7 @@ from pathlib import Path
 from talaria.cli.options import parse_knobs
 from talaria.errors import InputError, unknown_name
 from talaria.sim import config as configs
-from talaria.sim.yamlfile import read_mapping
+from talaria.yamlfile import read_mapping
 
 SCHEMA = "talaria.policy/1"
 FIELDS = ("schema", "config", "knobs", "provenance")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError, unknown_name
-from talaria.sim.yamlfile import read_mapping
+from talaria.yamlfile import read_mapping
 from talaria.validation import parse
 from talaria.workload.reading import Name, Seconds
 

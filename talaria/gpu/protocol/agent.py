@@ -1,0 +1,163 @@
+"""Between the gateway and an instance agent.
+
+A call travels as HTTP: the gateway posts the client's body to the same path at the agent, with ``SUBMIT_HEADER``; the answer is the
+client's answer, byte for byte, so that backpressure and disconnects need no rules of their own. Everything else travels over one
+WebSocket per gateway and agent (``LINK_PATH``), as MessagePack: telemetry and books to the gateway, leases to the agent.
+
+The gateway numbers submissions per instance. The agent's ``seen_seq`` is the last number up to which it has seen all;
+``Void`` fills the gap of a submission that never arrived.
+
+Times are seconds on the wall clock, monotonic within a process; hosts are expected to keep time (the gateway warns otherwise).
+Policy values (calls, snapshots, summaries) travel as the JSON of ``policy.codec``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+LINK_PATH: Final = "/talaria/link"
+SUBMIT_HEADER: Final = "x-talaria-submit"
+"""``Submit`` as JSON."""
+
+_WALL_S: Final = time.time() - time.monotonic()
+
+
+def now_s() -> float:
+    """The clock of both sides: wall time at the start of the process, then monotonic."""
+    return _WALL_S + time.monotonic()
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """In ``SUBMIT_HEADER``: the call as the router saw it."""
+
+    seq: int
+    call: msgspec.Raw
+    """``policy.calls.Call`` as JSON of ``policy.codec``. Its token counts are the gateway's estimates."""
+    deadline_s: float | None = None
+    """The client is answered with an error at this time."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class AgentHello(_Message, frozen=True):
+    """First message of a link, and again after a reset."""
+
+    instance: str
+    version: str
+    abi: int
+    now_s: float
+    capabilities: bytes
+    """``policy.snapshot.Capabilities``, JSON."""
+    models: dict[str, int]
+    """Served name: most prompt tokens."""
+    leases: list[tuple[tuple[str, str, str, str], float, float]]
+    """(line key, granted, expires) of leases that still live: a new gateway's router takes them over."""
+
+
+class Snapshot(_Message, frozen=True):
+    body: bytes
+    """``policy.snapshot.InstanceSnapshot``, JSON. The first one follows ``AgentHello`` at once."""
+
+
+class Beat(_Message, frozen=True):
+    """Alive, with nothing newer to tell."""
+
+    healthy: bool
+
+
+class CallEnded(_Message, frozen=True):
+    """The last word on a submitted call: sent before its answer's last byte."""
+
+    call: int
+    outcome: str
+    """``completed`` or ``failed``."""
+    why: str
+    prompt_tokens: int
+    """Exact, as are all counts here."""
+    device_tokens: int
+    host_tokens: int
+    recomputed_tokens: int
+    output_tokens: int
+    admitted_s: float
+    """Absolute times; -1 where it never came to that."""
+    first_token_s: float
+    ended_s: float
+    by_sp: bool
+    parked: int
+    rounds_waited: int
+
+
+class RoundClosed(_Message, frozen=True):
+    body: bytes
+    """``policy.instance.RoundSummary``, JSON."""
+
+
+class Switched(_Message, frozen=True):
+    """One logical switch or open: the phases of its slowest rank (SPEC §5.4)."""
+
+    source: str | None
+    target: str
+    started_s: float
+    phases_s: tuple[float, float, float, float, float]
+    path: str
+    coverage: float
+    dirty: float
+    d2d_bytes: int
+    h2d_bytes: int
+
+
+class Phase(_Message, frozen=True):
+    """A phase of a slot is over, for timelines."""
+
+    name: str
+    model: str
+    started_s: float
+    ended_s: float
+
+
+class Decision(_Message, frozen=True):
+    """One line of the decision log, while recording."""
+
+    line: bytes
+
+
+FromAgent = AgentHello | Snapshot | Beat | CallEnded | RoundClosed | Switched | Phase | Decision
+
+
+class Lease(_Message, frozen=True):
+    """A return of this line is reserved here until ``expires_s``, or no more (None)."""
+
+    key: tuple[str, str, str, str]
+    expires_s: float | None
+
+
+class Forget(_Message, frozen=True):
+    """The line is of no interest any more."""
+
+    key: tuple[str, str, str, str]
+
+
+class Void(_Message, frozen=True):
+    """Submission ``seq`` will not arrive."""
+
+    seq: int
+
+
+class Reset(_Message, frozen=True):
+    """Begin anew with this policy, once idle: a fresh scheduler, empty caches, recording from the first step on if ``record``.
+
+    Answered by ``AgentHello`` and ``Snapshot``.
+    """
+
+    knobs: bytes
+    """``policy.knobs.Knobs``, JSON."""
+    session_prefill: bool
+    record: bool
+
+
+FromGateway = Lease | Forget | Void | Reset

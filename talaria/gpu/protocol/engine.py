@@ -1,0 +1,111 @@
+"""Between an instance agent and the plugin in an engine's own HTTP process, over a Unix socket on which the agent listens.
+
+The agent posts a client's request to the engine's ordinary endpoint at once, with ``CALL_HEADER``. The engine renders and
+tokenises it; the plugin then holds the call (``Held``) until the agent grants it decode steps (``Grant``), runs one segment,
+and holds it again (``Ended`` with reason ``grant``) until the next. So admission is the agent's, and every template, parser and
+stream format is the engine's own.
+
+A frame is a length (4 bytes, big endian) and a message in MessagePack. Either side closes the connection on a frame that it
+cannot read. One connection per engine; the plugin connects, says ``Hello``, and tries again after a loss, which ends every
+call it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+ABI: Final = 1
+"""Version of this protocol and of the hooks behind it; an agent refuses any other."""
+CALL_HEADER: Final = "x-talaria-call"
+"""Carries ``call_id(number)``. A request without it passes through the plugin untouched."""
+SOCKET_VARIABLE: Final = "TALARIA_AGENT_SOCKET"
+"""Environment variable with the socket's path; without it the plugin holds nothing."""
+MODEL_VARIABLE: Final = "TALARIA_MODEL"
+"""Environment variable with the model's served name."""
+LONGEST_FRAME_BYTES: Final = 64 * 2**20
+
+
+def call_id(number: int) -> str:
+    """The engine's request id of a call. Fixed width: an abort matches ids by prefix."""
+    return f"talaria-{number:016x}"
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Hello(_Message, frozen=True):
+    """First message of a connection."""
+
+    abi: int
+    model: str
+    pid: int
+    page_tokens: int
+    kv_tokens: int
+    """Size of the engine's KV pool."""
+    max_running: int
+    context_tokens: int
+    """Longest prompt plus output that the model takes."""
+
+
+class Held(_Message, frozen=True):
+    """A call is rendered, tokenised and valid; it waits for its first grant."""
+
+    call: str
+    prompt: bytes
+    """Token ids as uint32, little endian."""
+    max_tokens: int
+    """Most output tokens that the client allows."""
+
+
+class Progress(_Message, frozen=True):
+    """Output tokens of the call so far, over all segments. The first one of a call is its first token."""
+
+    call: str
+    output_tokens: int
+
+
+class Ended(_Message, frozen=True):
+    """A segment is over.
+
+    ``reason``: ``finished`` (end of sequence, stop or the client's limit), ``grant`` (more to come: held again), ``aborted`` (its client
+    went away), ``failed`` (``why``; the client gets an error).
+    """
+
+    call: str
+    reason: str
+    output_tokens: int
+    """Of the call so far."""
+    tokens: bytes
+    """This segment's output ids as uint32, little endian."""
+    cached_tokens: int
+    """Of this segment's input: found on the device."""
+    why: str = ""
+
+
+class Grant(_Message, frozen=True):
+    """Run the next segment: at most ``steps`` decode steps, after the prefill (which gives the first token of a call)."""
+
+    call: str
+    steps: int
+
+
+class Drop(_Message, frozen=True):
+    """End the call, held or running: its client gets ``status`` with ``why``, in the endpoint's own error format."""
+
+    call: str
+    status: int
+    why: str
+
+
+FromEngine = Hello | Held | Progress | Ended
+ToEngine = Grant | Drop
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: _Message) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "big") + body
