@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     """Call by call."""
     cost_s: float
     oversize: bool = False
-    """A single call that exceeds the budget; it gets the slot's prefill to itself (SPEC §4.1)."""
+    """A single call that fits no slot even alone; it gets this one's prefill to itself (SPEC §4.1)."""
 
 
 EMPTY = Batch((), (), 0.0)
@@ -46,14 +46,15 @@ def fair_order(items: Sequence[CallView]) -> Sequence[CallView]:
 
 def choose(
     items: Iterable[CallView], timing: Timing, *, budget_s: float, free_kv_tokens: int, room: int, output_tokens: int,
-    decode_steps: float = 0.0, oversize: bool = False, empty: bool = False,
+    decode_steps: float = 0.0, alone_s: float | None = None, empty: bool = False,
 ) -> Batch:  # fmt: skip
     """Take ``items`` in order while their predicted time, KV and number fit.
 
     A call that does not fit in time is passed over (a later, smaller one may fit); one that does not fit in KV ends the
-    batch, so that a large call is not overtaken for ever. With ``oversize`` the first call is taken alone even if it
-    exceeds ``budget_s``: the next slot might fit it no better. With ``empty`` (nothing in flight) also if it exceeds the KV: only
-    the engine can say whether it ever fits. ``free_kv_tokens`` counts idle prefixes as free, the calls' own too.
+    batch, so that a large call is not overtaken for ever. With ``alone_s``, the seconds of prefill that a slot like this has for one
+    call when nothing else is there, the first call is taken alone even if it exceeds ``budget_s``: the next slot might fit it no
+    better. It is oversize if its own prefill exceeds ``alone_s`` too. With ``empty`` (nothing in flight) also if it exceeds the KV:
+    only the engine can say whether it ever fits. ``free_kv_tokens`` counts idle prefixes as free, the calls' own too.
     Each call also slows the ``decode_steps`` that are promised within the budget, as far as its sequence and context do.
     """
     taken: list[CallView] = []
@@ -71,8 +72,8 @@ def choose(
         work_s = admission_s(timing, item)
         needed_s = work_s + slower_s + slower_s_per_token * call.prompt_tokens
         if needed_s > budget_s:
-            if oversize and not taken:
-                return Batch((item,), (work_s,), work_s, oversize=True)
+            if alone_s is not None and not taken:
+                return Batch((item,), (work_s,), work_s, oversize=work_s > alone_s)
             continue
         room -= 1
         taken.append(item)

@@ -89,9 +89,11 @@ class HotSlots:
         waiting = [item for call_id, item in model.waiting.items() if call_id not in slot.rejected]
         if not waiting:
             return
+        budget_s = self._knobs.gamma * self._knobs.t_ttft_s
         batch = choose(
-            fair_order(waiting), model.timing, budget_s=self._knobs.gamma * self._knobs.t_ttft_s, free_kv_tokens=model.free_kv_tokens,
-            room=max_running - len(model.running) - len(model.held), output_tokens=UNLIMITED_STEPS, oversize=True, empty=not model.running,
+            fair_order(waiting), model.timing, budget_s=budget_s, free_kv_tokens=model.free_kv_tokens,
+            room=max_running - len(model.running) - len(model.held), output_tokens=UNLIMITED_STEPS, alone_s=budget_s,
+            empty=not model.running,
         )  # fmt: skip
         if batch.calls:
             slot.forward(batch, "P", UNLIMITED_STEPS, now_s, commands)

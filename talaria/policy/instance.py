@@ -274,7 +274,7 @@ class SlotSummary:
     parked_calls: tuple[int, ...]
     """Returns that this slot left for later."""
     oversize: int
-    """Calls admitted alone because they exceeded the slot's budget."""
+    """Calls admitted alone that would exceed the budget of a slot without anything else in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,7 +268,8 @@ class SlotScheduler:
             room = view.capabilities.max_running - len(model.held) - len(model.running)
             batch = choose(
                 self._p_order(waiting), model.timing, budget_s=slot.ends_s - begins_s - steps * step_s(model), free_kv_tokens=free_kv,
-                room=room, output_tokens=steps, decode_steps=steps, oversize=True, empty=not model.held and not model.running,
+                room=room, output_tokens=steps, decode_steps=steps, alone_s=slot.ends_s - slot.opened_s - steps * model.timing.step_s(1, 0),
+                empty=not model.held and not model.running,
             )  # fmt: skip
             if batch.calls:
                 slot.forward(batch, "P", steps, now_s, commands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,12 +90,29 @@ def test_a_batch_holds_no_more_calls_than_there_is_room() -> None:
     assert ids(chosen([view(1), view(2), view(3)], room=2)) == [1, 2] and ids(chosen([view(1)], room=0)) == []
 
 
-def test_an_oversize_call_goes_alone_and_flagged_only_where_it_comes_first() -> None:
+def test_a_call_beyond_the_time_left_goes_alone_only_where_it_comes_first() -> None:
     large, small = view(1, prompt=90_000), view(2)
-    assert ids(chosen([large, small], budget_s=1.0, oversize=True)) == [1]
-    assert chosen([large, small], budget_s=1.0, oversize=True).oversize
-    assert ids(chosen([small, large], budget_s=1.0, oversize=True)) == [2]
+    assert ids(chosen([large, small], budget_s=1.0, alone_s=5.0)) == [1]
+    assert ids(chosen([small, large], budget_s=1.0, alone_s=5.0)) == [2]
     assert ids(chosen([large], budget_s=1.0)) == []
+
+
+@pytest.mark.parametrize(("alone_s", "oversize"), [(9.2, False), (9.0, True)], ids=["fits an empty slot", "fits none"])
+def test_a_call_is_oversize_where_its_own_prefill_fits_no_slot_even_alone(alone_s: float, oversize: bool) -> None:
+    batch = chosen([view(1, prompt=90_000)], budget_s=1.0, alone_s=alone_s)  # 9.1 s
+    assert ids(batch) == [1] and batch.oversize is oversize
+
+
+def test_decode_that_others_are_promised_makes_no_call_oversize() -> None:
+    timing = replace(TIMING, decode_s_per_context_token=1e-6)
+    batch = choose(
+        [view(1, prompt=90_000)], timing, budget_s=9.2, free_kv_tokens=1_000_000, room=100, output_tokens=150, decode_steps=90, alone_s=9.2
+    )  # 9.1 s, and 8.1 s by which it slows the decode steps
+    assert ids(batch) == [1] and not batch.oversize
+
+
+def test_a_call_within_the_time_left_is_not_oversize() -> None:
+    assert not chosen([view(1), view(2)], alone_s=0.1).oversize
 
 
 def test_with_nothing_in_flight_only_the_engine_can_refuse_a_call_for_its_size() -> None:

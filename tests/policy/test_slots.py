@@ -95,6 +95,16 @@ def test_a_call_that_fits_no_slot_alone_gets_its_own_and_is_flagged() -> None:
     assert made.rounds[0].slots[0].oversize == 1 and made.rounds[0].at_risk
 
 
+def test_a_call_that_would_fit_an_empty_slot_goes_alone_unflagged() -> None:
+    made = host("a", timing=replace(TIMING, decode_s_per_context_token=2e-7))
+    made.submit(call(1, prompt=50_000, output=400))
+    made.run(6.0)
+    made.submit(call(2, prompt=35_000), call(3))  # 3.6 s, and 1 s by which it slows decode; 9 s less 150 steps of call 1 hold 4.5 s
+    made.run()
+    assert made.batches("P") == [(1,), (2,), (3,)]
+    assert not any(slot.oversize for summary in made.rounds for slot in summary.slots)
+
+
 def test_no_more_calls_run_than_the_engine_holds() -> None:
     made = host("a", max_running=2)
     made.submit(*(call(number) for number in range(1, 6)))
