@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -24,9 +23,10 @@ from talaria.policy.overlay import Overlay
 from talaria.policy.overload import CallQueue, Overloaded
 from talaria.policy.sessions import SessionTable, Usage
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, Residency
+from talaria.policy.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Routed:
     """A placement. ``cost_s`` = ``request_s`` + ``kv_s`` + ``activate_s`` (Eq. 1), as predicted when it was made.
 

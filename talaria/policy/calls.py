@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from talaria.policy.values import value
 
 
 class LineKey(NamedTuple):
@@ -15,7 +16,7 @@ class LineKey(NamedTuple):
     line: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """One model call of an agent session.
 

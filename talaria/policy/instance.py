@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, Residency
 from talaria.policy.timing import Timing
+from talaria.policy.values import value
 
 
 class Instance(Protocol):
@@ -35,26 +36,26 @@ class Instance(Protocol):
 # --- what happened ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrived:
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cancelled:
     """The client went away. The host has already taken the call out of the view."""
 
     call_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FirstToken:
     """Prefill of one call of a P or SP batch is done; it decodes from now on."""
 
     call_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentEnded:
     """``reason``: ``finished`` (end of sequence or limit), ``grant`` (more to come, now held), ``stopped``."""
 
@@ -63,7 +64,7 @@ class SegmentEnded:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rejected:
     """The engine could not take a forwarded call (no KV, ...); it waits again in the view, unless ``final``."""
 
@@ -72,7 +73,7 @@ class Rejected:
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RestoredShort:
     """Fewer tokens than promised were restored from the host; the rest is being recomputed."""
 
@@ -80,14 +81,14 @@ class RestoredShort:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageProgress:
     model: str
     coverage: float
     dirty: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwitchDone:
     """Phases in seconds (SPEC §5.4), slowest rank; ``path``: ``d2d``, ``partial``, ``h2d`` or ``open``."""
 
@@ -96,29 +97,29 @@ class SwitchDone:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwitchFailed:
     model: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineDown:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineUp:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeaseChanged:
     key: LineKey
     expires_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tick:
     """A time asked for by ``Wait`` has come."""
 
@@ -184,7 +185,7 @@ class EngineView:
 # --- what to do --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admit:
     """Forward these calls as one batch; each decodes at most its grant. ``phase``: ``P`` or ``SP``."""
 
@@ -193,21 +194,21 @@ class Admit:
     """(call id, grant_steps)"""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resume:
     """Continue in-flight calls of the active model."""
 
     batch: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stop:
     """End running segments early; each answers with ``SegmentEnded(reason="stopped")``."""
 
     call_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stage:
     """Copy ``model``'s weights into the clean tail of the KV region, at ``rate`` (share of the link, 0..1)."""
 
@@ -215,40 +216,40 @@ class Stage:
     rate: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unstage:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Switch:
     """Make a parked model active."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Open:
     """Make an absent model active; ``Close`` comes first where the instance has no room for one more."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close:
     """Make a parked model absent."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wait:
     """Nothing to do before ``until_s`` (None: before the next event)."""
 
     until_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SlotSummary:
     """One model's turn, predicted and actual, in seconds (SPEC §4.2). Work sums feed the EWMA profiles."""
 
@@ -277,7 +278,7 @@ class SlotSummary:
     """Calls admitted alone that would exceed the budget of a slot without anything else in it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RoundSummary:
     """One pass over the models with work: wall = active + switch, exactly (SPEC §6)."""
 
@@ -295,7 +296,7 @@ class RoundSummary:
     """No division of the round meets T_TPOT and the bound together (Eq. 4)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Report:
     """A round is over; the host publishes and records it."""
 

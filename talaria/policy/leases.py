@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.overlay import Overlay
+from talaria.policy.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lease:
     """``prefix_tokens`` of ``key``'s line are reserved on ``instance`` while now < ``expires_s``."""
 

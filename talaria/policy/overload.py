@@ -9,12 +9,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from talaria.policy.calls import Call
+from talaria.policy.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Overloaded:
     """``action``: ``queue`` (the router keeps the call; ``poll`` answers later) or ``shed`` (final). ``reason`` in words."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from talaria.policy.calls import Call, LineKey
+from talaria.policy.values import value
 
 MAX_SESSIONS = 100_000
 IDLE_LIMIT_S = 3600.0
@@ -20,7 +21,7 @@ MAX_HOLDERS = 4
 """Instances remembered per line, newest first: older copies have long been evicted when a line has moved so often."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """What a response says it used, in tokens. ``cached_tokens`` of ``prompt_tokens`` were not recomputed."""
 

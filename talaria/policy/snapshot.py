@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from talaria.policy.calls import LineKey
 from talaria.policy.timing import Timing
+from talaria.policy.values import value
 
 
 class Residency(str, Enum):
@@ -27,7 +27,7 @@ class Tier(str, Enum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Capabilities:
     """What an instance can do; its scheduler and the router are told nothing else about its kind."""
 
@@ -41,7 +41,7 @@ class Capabilities:
     max_resident_models: int = 8
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LineState:
     """The cached prefix of one line: agreed tokens, and where the first of them that is not on the device lives."""
 
@@ -50,7 +50,7 @@ class LineState:
     last_use_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ModelSnapshot:
     """One model on one instance. ``next_slot_s`` counts from the snapshot's time and holds no switch cost."""
 
@@ -69,7 +69,7 @@ class ModelSnapshot:
     timing: Timing
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceSnapshot:
     """One instance at ``time_s``. ``seen_seq`` is the last submission this snapshot accounts for (SPEC §3.5)."""
 

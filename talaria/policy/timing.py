@@ -6,10 +6,10 @@ The same class carries two different objects: a simulator's ground truth and a p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from talaria.policy.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Timing:
     """Seconds for the work of one model on one TP group. Tokens are per call, bandwidths are folded into slopes.
 
