@@ -325,8 +325,10 @@ class InstanceMemory:
             return
         # The link's bytes since the target was set, so that it does not matter how often anybody looks.
         offered = int((now_s - self._staging_since_s) * self._staging_bytes_per_s)
-        staging.advance(offered - self._staging_offered_bytes, self._cache.pool.high_water)
+        more = offered - self._staging_offered_bytes
         self._staging_offered_bytes = offered
+        if not staging.coast(more):
+            staging.advance(more, self._cache.pool.high_water)
 
     def staged(self, now_s: float) -> tuple[str | None, float]:
         """(model being staged, share of its weights that is clean by now)."""
@@ -338,7 +340,12 @@ class InstanceMemory:
 
     def slack_bytes(self) -> int:
         """Bytes of the KV region that could take more staged weights than ``staged`` has just told of."""
-        return self._staging.slack_bytes * self._hardware.tp if self._staging is not None else 0
+        return self._tail_slack_bytes(self._staging) * self._hardware.tp if self._staging is not None else 0
+
+    def _tail_slack_bytes(self, staging: StagingMap) -> int:
+        if staging.target is not None and self._cache is not None:
+            staging.move_tail(self._cache.pool.high_water)
+        return staging.slack_bytes
 
     def link_contention(self, now_s: float) -> float:
         """How much slower other H2D copies are while staging is at work."""
@@ -346,7 +353,8 @@ class InstanceMemory:
         if staging is None or staging.target is None:
             return 1.0
         self._advance_staging(now_s)
-        return self._hardware.contention_factor if staging.clean_bytes < staging.weight_bytes and staging.slack_bytes > 0 else 1.0
+        unfinished = staging.clean_bytes < staging.weight_bytes and self._tail_slack_bytes(staging) > 0
+        return self._hardware.contention_factor if unfinished else 1.0
 
     def plan_switch(self, source: str | None, target: str, held: list[Run], open_s: float, now_s: float) -> SwitchCost:
         """Tear ``source`` down: drain its checkpoints, move its in-flight KV away, release its region (SPEC §5.4)."""

@@ -28,6 +28,9 @@ class StagingMap:
     """Staged chunks of one target over one KV region of ``total_pages``, on one rank (ranks are symmetric).
 
     ``page_bytes`` is one page in one layer. The region lasts as long as its model is active: make a new map with it.
+
+    Copying mostly fills one gap in order. It *coasts* then: the map only keeps the byte that it has reached, and makes extents of
+    that when somebody asks for more than the number of clean bytes.
     """
 
     def __init__(self, layers: int, chunk_bytes: int, total_pages: int, page_bytes: int) -> None:
@@ -41,14 +44,16 @@ class StagingMap:
         self.page_bytes = page_bytes
         self.target: str | None = None
         self._layer_bytes = total_pages * page_bytes
-        self._move_tail(total_pages)
+        self.move_tail(total_pages)
         self._clear(None, 0)
 
-    def _move_tail(self, first_page: int) -> None:
+    def move_tail(self, first_page: int) -> None:
+        """The pool's high water has changed. It may be late news that it has fallen; ``dirty`` itself raises it."""
         self.tail_first_page = first_page
         """Every page from here on is free, as far as the map has been told."""
         self._tail_slots = (self._layer_bytes - first_page * self.page_bytes) // self.chunk_bytes * self.layers
         """Chunks that the free tail has room for."""
+        self._tail_bytes = self._tail_slots * self.chunk_bytes
 
     def _clear(self, target: str | None, weight_bytes: int) -> None:
         self.target = target
@@ -57,12 +62,14 @@ class StagingMap:
         rows = -(-self._chunks // self.layers)
         self.reach_page = max(0, self._layer_bytes - rows * self.chunk_bytes) // self.page_bytes
         """The target's chunks lie in the pages from here on, however many are staged."""
-        self.clean_bytes = 0
-        """Staged and not overwritten since."""
         self._clean = ExtentSet()
+        self._clean_bytes = 0
+        """Of the chunks in ``_clean``."""
         self._dirty = ExtentSet()
         self._in_flight: int | None = None
         self._in_flight_bytes = 0
+        self._coast_chunk = self._coast_byte = self._coast_end = 0
+        """Where coasting began, the byte of the weights that it has reached, and the end of the gap; 0 while it does not coast."""
 
     # --- copying -----------------------------------------------------------------------------------------------------
 
@@ -71,7 +78,8 @@ class StagingMap:
         if weight_bytes < 1:
             raise ValueError(f"weight_bytes={weight_bytes} of {model}: allowed 1 or more")
         self._clear(model, weight_bytes)
-        self._move_tail(tail_first_page)
+        self.move_tail(tail_first_page)
+        self._begin_coasting()
 
     def cancel(self) -> None:
         """Give up the target: what was staged is void."""
@@ -79,8 +87,45 @@ class StagingMap:
 
     def cancel_in_flight(self) -> None:
         """Give up the chunk being written, so that its pages can be allocated; it is missing again."""
+        self._end_coasting()
         self._in_flight = None
         self._in_flight_bytes = 0
+
+    @property
+    def clean_bytes(self) -> int:
+        """Staged and not overwritten since."""
+        return self._clean_bytes + (self._coast_byte // self.chunk_bytes - self._coast_chunk) * self.chunk_bytes
+
+    def coast(self, nbytes: int) -> bool:
+        """``advance``, if there is room for all of ``nbytes`` in the gap that is being filled, or nothing is missing.
+
+        False, with nothing changed, if not: then ``advance`` has to look where there is room.
+        """
+        reached = self._coast_byte + nbytes
+        if reached < self._coast_end and reached < self._tail_bytes:
+            self._coast_byte = reached
+            return True
+        return self._clean_bytes == self.weight_bytes
+
+    def _begin_coasting(self) -> None:
+        """Coast through the first gap, unless a chunk elsewhere is to be completed before."""
+        gap = self._clean.first_gap(0, self._chunks)
+        if gap is not None and (self._in_flight is None or self._in_flight == gap[0]):
+            self._coast_chunk = gap[0]
+            self._coast_byte = gap[0] * self.chunk_bytes + self._in_flight_bytes
+            self._coast_end = gap[0] * self.chunk_bytes + self._bytes(*gap)
+            self._in_flight, self._in_flight_bytes = None, 0
+
+    def _end_coasting(self) -> None:
+        """Enter in the books what was only counted."""
+        if self._coast_end == 0:
+            return
+        first, (end, rest) = self._coast_chunk, divmod(self._coast_byte, self.chunk_bytes)
+        self._coast_chunk = self._coast_byte = self._coast_end = 0
+        if end > first:
+            self._mark_clean(first, end - first)
+        if rest:
+            self._in_flight, self._in_flight_bytes = end, rest
 
     def advance(self, nbytes: int, tail_first_page: int | None = None) -> int:
         """Copy up to ``nbytes`` into the highest chunks that are not clean and lie in the free tail; bytes copied.
@@ -91,9 +136,12 @@ class StagingMap:
         if nbytes < 0:
             raise ValueError(f"nbytes={nbytes}: allowed 0 or more")
         if tail_first_page is not None and tail_first_page != self.tail_first_page:
-            self._move_tail(tail_first_page)
-        if self._clean.total == self._chunks:
+            self.move_tail(tail_first_page)
+        if self._clean_bytes == self.weight_bytes:
             return 0
+        if self.coast(nbytes):
+            return nbytes
+        self._end_coasting()
         left = nbytes
         if self._in_flight is not None:
             left = self._fill(self._in_flight, left)
@@ -111,6 +159,7 @@ class StagingMap:
                 left -= whole * self.chunk_bytes
             else:
                 left = self._fill(first, left)
+        self._begin_coasting()
         return nbytes - left
 
     def _fill(self, chunk: int, nbytes: int) -> int:
@@ -120,14 +169,14 @@ class StagingMap:
             self._in_flight = chunk
             self._in_flight_bytes += nbytes
             return 0
-        self.cancel_in_flight()
+        self._in_flight, self._in_flight_bytes = None, 0
         self._mark_clean(chunk, 1)
         return nbytes - missing
 
     def _mark_clean(self, first: int, count: int) -> None:
         self._dirty.take_range(first, first + count)
         self._clean.add(first, count)
-        self.clean_bytes += self._bytes(first, count)
+        self._clean_bytes += self._bytes(first, count)
 
     def _bytes(self, first: int, count: int) -> int:
         """Size of ``count`` chunks from ``first`` on; the last one of the weights can be short."""
@@ -136,6 +185,7 @@ class StagingMap:
     @property
     def in_flight_pages(self) -> Extent | None:
         """Pages whose rows the chunk in flight occupies: the allocator must skip them."""
+        self._end_coasting()
         if self._in_flight is None:
             return None
         high = self._layer_bytes - self._in_flight // self.layers * self.chunk_bytes
@@ -149,32 +199,34 @@ class StagingMap:
 
         Raises ValueError if one belongs to the chunk in flight, which an allocator must skip.
         """
-        writing = None if self._in_flight is None else self.in_flight_pages
         for first, count in extents:
-            if writing and first < sum(writing) and writing[0] < first + count:
-                raise ValueError(f"pages [{first}, {first + count}) overlap the chunk in flight")
             end = first + count
             if end > self.tail_first_page:
-                self._move_tail(end)
+                self.move_tail(end)
             if end <= self.reach_page:
                 continue
+            writing = self.in_flight_pages
+            if writing and first < sum(writing) and writing[0] < end:
+                raise ValueError(f"pages [{first}, {end}) overlap the chunk in flight")
             low_row = (self._layer_bytes - end * self.page_bytes) // self.chunk_bytes
             high_row = (self._layer_bytes - first * self.page_bytes - 1) // self.chunk_bytes
             for start, chunks in self._clean.take_range(low_row * self.layers, (high_row + 1) * self.layers):
                 self._dirty.add(start, chunks)
-                self.clean_bytes -= self._bytes(start, chunks)
+                self._clean_bytes -= self._bytes(start, chunks)
 
     # --- what the router and the switch see ----------------------------------------------------------------------------
 
     @property
     def dirty_bytes(self) -> int:
         """Staged once, overwritten by KV since, not staged again."""
+        self._end_coasting()
         return sum(self._bytes(first, count) for first, count in self._dirty)
 
     @property
     def slack_bytes(self) -> int:
         """Bytes of the free tail that hold no clean chunk: still usable to stage weights (the router's slack)."""
-        return (self._tail_slots - self._clean.count_below(self._tail_slots)) * self.chunk_bytes
+        coasted = self._coast_byte // self.chunk_bytes - self._coast_chunk  # only where the tail is free
+        return (self._tail_slots - self._clean.count_below(self._tail_slots) - coasted) * self.chunk_bytes
 
     def coverage(self) -> float:
         """Share of the target's bytes that is staged clean; 0 without a target."""
@@ -191,7 +243,8 @@ class StagingMap:
         """
         if self.target is None:
             raise ValueError("nothing is being staged")
-        d2d_bytes = self.clean_bytes
+        self._end_coasting()
+        d2d_bytes = self._clean_bytes
         h2d_bytes = self.weight_bytes - d2d_bytes
         path = "d2d" if h2d_bytes == 0 else "partial" if d2d_bytes else "h2d"
         return GatherPlan(self.target, d2d_bytes, h2d_bytes, tuple(self._clean), path)
