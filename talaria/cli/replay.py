@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 @app.command("replay-decisions")
 def replay_decisions(log: LogArgument) -> None:
     """Feed a decision log's inputs through the policy again; exit 1 if any decision differs."""
-    from talaria.sim.replay import replay
+    from talaria.report.replay import replay
 
     with progress("replaying", None) as advance:
         found = replay(log, advance)

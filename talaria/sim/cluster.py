@@ -16,6 +16,7 @@ from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import RoundSummary
 from talaria.policy.router import Overloaded, Routed, Router, Usage
 from talaria.policy.snapshot import InstanceSnapshot
+from talaria.report.conservation import ConservationError
 from talaria.report.record import (
     FLAG_AVOIDABLE,
     FLAG_LEASE_HIT,
@@ -37,7 +38,6 @@ from talaria.report.record import (
     RunRecord,
 )  # fmt: skip
 from talaria.report.recording import RecordingRouter
-from talaria.sim.conservation import ConservationError
 from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, LogicalSwitch
 from talaria.sim.instance import SimInstance

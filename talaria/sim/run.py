@@ -16,12 +16,12 @@ from talaria.policy.router import ROUTERS, LeaseCounts, Router
 from talaria.policy.snapshot import Capabilities
 from talaria.profiles import Profile
 from talaria.profiles import load as load_profile
+from talaria.report.conservation import ConservationError
 from talaria.report.declog import DecisionLog
 from talaria.report.record import RunRecord, hbm_columns, phase_columns
 from talaria.report.recording import RecordingRouter
 from talaria.sim.cluster import Cluster
 from talaria.sim.config import Config
-from talaria.sim.conservation import ConservationError
 from talaria.sim.host import Ground
 from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory, layouts

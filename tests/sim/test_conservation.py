@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.policy.instance import Report
+from talaria.report.conservation import ConservationError
 from talaria.report.record import OUTCOMES, RunRecord
 from talaria.sim import config
 from talaria.sim.cluster import Cluster
-from talaria.sim.conservation import ConservationError
 from talaria.sim.instance import SimInstance
 from talaria.sim.memory import InstanceMemory
 from talaria.sim.run import RunPlan, simulate

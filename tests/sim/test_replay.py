@@ -15,8 +15,8 @@ from talaria.errors import InputError
 from talaria.policy.codec import CODEC
 from talaria.profiles import load
 from talaria.report.declog import DecisionLog
+from talaria.report.replay import KEPT, replay
 from talaria.sim.config import CONFIGS
-from talaria.sim.replay import KEPT, replay
 from talaria.sim.run import simulate
 from tests.sim.small import small_plan
 
