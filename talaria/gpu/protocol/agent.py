@@ -21,6 +21,8 @@ import msgspec
 LINK_PATH: Final = "/talaria/link"
 SUBMIT_HEADER: Final = "x-talaria-submit"
 """``Submit`` as JSON."""
+GATEWAY_HEADER: Final = "x-talaria-gateway"
+"""On the link's handshake: names the gateway process. Another name than before begins a new numbering of submissions, from 1."""
 
 _WALL_S: Final = time.time() - time.monotonic()
 
@@ -130,7 +132,11 @@ FromAgent = AgentHello | Snapshot | Beat | CallEnded | RoundClosed | Switched | 
 
 
 class Lease(_Message, frozen=True):
-    """A return of this line is reserved here until ``expires_s``, or no more (None)."""
+    """A return of this line is reserved here until ``expires_s``, or no more (None).
+
+    Every ``CallEnded`` of a completed call is answered by one for its line at once, None where nothing is reserved: only then does
+    the slot scheduler hear that the call has ended, so that a slot does not close in the face of a reserved return.
+    """
 
     key: tuple[str, str, str, str]
     expires_s: float | None
