@@ -1,0 +1,91 @@
+"""The prefix cache by pages, and the events that SGLang publishes of it over ZeroMQ."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from array import array
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+import zmq
+
+from tests.gpu.stub.text import TOKEN_BYTES
+
+
+def page_digests(ids: bytes, page_tokens: int) -> list[bytes]:
+    """Chain of SHA-256 over whole pages: each over the digest before it and its tokens as uint32, little endian."""
+    size, digest, chain = page_tokens * TOKEN_BYTES, b"", []
+    for start in range(0, len(ids) - size + 1, size):
+        digest = hashlib.sha256(digest + ids[start : start + size]).digest()
+        chain.append(digest)
+    return chain
+
+
+def event_hash(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+class Publisher:
+    """KV events in SGLang's format; silent where no endpoint is configured."""
+
+    def __init__(self, config: dict[str, str]) -> None:
+        self._sequence = 0
+        self._topic = config.get("topic", "").encode()
+        self._socket: zmq.Socket[bytes] | None = None
+        if config.get("publisher") == "zmq":
+            self._socket = zmq.Context.instance().socket(zmq.PUB)
+            self._socket.bind(config["endpoint"])
+
+    def publish(self, events: list[dict[str, Any]]) -> None:
+        if self._socket is not None and events:
+            self._socket.send_multipart(
+                (self._topic, self._sequence.to_bytes(8, "big"), msgspec.msgpack.encode([time.time(), events, 0])), flags=zmq.NOBLOCK
+            )
+            self._sequence += 1
+
+
+class PrefixCache:
+    """Pages by digest, oldest use first. A page is used together with all before it, so the oldest is always a leaf."""
+
+    def __init__(self, page_tokens: int, kv_tokens: int, publisher: Publisher) -> None:
+        self._page_tokens, self._capacity = page_tokens, kv_tokens // page_tokens
+        self._pages: OrderedDict[bytes, None] = OrderedDict()
+        self._publisher = publisher
+
+    def cached_tokens(self, ids: bytes) -> int:
+        """Of an input: found here. At least one token is always computed."""
+        found = 0
+        for digest in page_digests(ids[:-TOKEN_BYTES], self._page_tokens):
+            if digest not in self._pages:
+                break
+            found += 1
+        return found * self._page_tokens
+
+    def store(self, ids: bytes) -> None:
+        chain = page_digests(ids, self._page_tokens)[: self._capacity]
+        known = 0
+        while known < len(chain) and chain[known] in self._pages:
+            known += 1
+        for digest in reversed(chain):
+            self._pages[digest] = None
+            self._pages.move_to_end(digest)
+        evicted = [self._pages.popitem(last=False)[0] for _ in range(len(self._pages) - self._capacity)]
+        events: list[dict[str, Any]] = []
+        if evicted:
+            events.append({"type": "BlockRemoved", "block_hashes": [event_hash(digest) for digest in evicted], "medium": "GPU"})
+        if chain[known:]:
+            start, end = known * self._page_tokens * TOKEN_BYTES, len(chain) * self._page_tokens * TOKEN_BYTES
+            events.append({
+                "type": "BlockStored", "block_hashes": [event_hash(digest) for digest in chain[known:]],
+                "parent_block_hash": event_hash(chain[known - 1]) if known else None, "token_ids": array("I", ids[start:end]).tolist(),
+                "block_size": self._page_tokens, "lora_id": None, "medium": "GPU",
+            })  # fmt: skip
+        self._publisher.publish(events)
+
+    def clear(self) -> None:
+        self._pages.clear()
+
+    def announce_clear(self) -> None:
+        self._publisher.publish([{"type": "AllBlocksCleared"}])
