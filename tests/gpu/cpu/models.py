@@ -1,0 +1,102 @@
+"""Makes the tiny models of the tests, in place of downloads: ``python models.py DIRECTORY`` writes ``qwen3/`` and ``llama/`` there.
+
+Random float32 weights of fixed seeds, so that greedy output is the same on every run and in any batch. One tokenizer (byte-level BPE)
+and one chat template for both, with what agents use: tools and tool calls (Hermes format), tool results, and ``<think>``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+CONTEXT_TOKENS = 32768
+_TEXTS = [
+    "read the file and fix the failing test, then run the tests again and report what passed",
+    '{"name": "run", "arguments": {"command": "ls -la", "timeout": 10}} {"type": "object", "properties": {}, "required": []}',
+    "def main() -> None:\n    for line in open(path):\n        print(line.strip())\n",
+    "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9",
+]
+TEMPLATE = """\
+{%- if tools -%}
+<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+
+{% endif -%}
+Call a tool as <tool_call>{"name": ..., "arguments": ...}</tool_call>. Tools:
+<tools>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools><|im_end|>
+{% elif messages[0].role == 'system' -%}
+<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% elif message.role == 'assistant' -%}
+<|im_start|>assistant
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ (call.function or call).name }}", "arguments": {{ (call.function or call).arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% elif message.role != 'system' or not loop.first -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif -%}
+{%- endif -%}
+"""
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(_TEXTS * 10, trainer)
+    bpe.add_tokens([AddedToken(tag, special=False) for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
+    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def write(directory: Path, architecture: str, *, seed: int, layers: int) -> None:
+    words = tokenizer()
+    words.save_pretrained(directory)
+    shape: dict[str, Any] = dict(
+        vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, head_dim=16,
+        num_key_value_heads=2, max_position_embeddings=CONTEXT_TOKENS, tie_word_embeddings=False, initializer_range=0.2,
+        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)) if architecture == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
+    model.to(torch.float32).save_pretrained(directory, safe_serialization=True)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    write(target / "qwen3", "qwen3", seed=1, layers=2)
+    write(target / "llama", "llama", seed=2, layers=3)
