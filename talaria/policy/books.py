@@ -7,7 +7,7 @@ decision log can be replayed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -126,6 +126,18 @@ class Router(ABC):
         self._fleet.heartbeat(self._fleet.index[instance], healthy, now_s)
         self._retry_soon(now_s)
 
+    def adopt(self, instance: str, leases: Sequence[Lease], lines: Sequence[LineKey], now_s: float) -> None:
+        """Take over what an earlier router left on ``instance``: live leases, and lines whose prefix it reports, oldest first.
+
+        A line that is leased elsewhere already keeps that lease.
+        """
+        self._leases.expire(now_s)
+        for key in lines:
+            self._sessions.placed(key, instance, now_s)
+        for lease in leases:
+            self._leases.adopt(lease, now_s)
+        self._fleet.load_changed()
+
     # --- placement --------------------------------------------------------------------------------------------------
 
     def place(self, call: Call, now_s: float) -> Routed | Overloaded:
@@ -154,20 +166,23 @@ class Router(ABC):
         return self._explanation(arrival, self._or_spill(arrival, self._decide(arrival)))
 
     def submit_failed(self, call: Call, routed: Routed, now_s: float) -> None:
-        """The instance never took the call. Its overlay entry goes, and a lease that it consumed lives on until its expiry."""
-        self._overlay.undo(call.id, routed.instance)
+        """The instance never took the call: it weighs no more, and a lease that it consumed lives on until its expiry.
+
+        Its number stays taken, and the host tells the instance not to wait for it.
+        """
+        self._overlay.over(call.id)
         lease = self._consumed.pop(call.id, None)
         if lease is not None:
             self._leases.restore(lease, now_s)
         self._fleet.load_changed()
         self._retry_soon(now_s)
 
-    def completed(self, call: Call, instance: str, usage: Usage, now_s: float) -> Lease | None:
-        """The response is complete: update the session table and reserve the line's return for τ."""
+    def completed(self, call: Call, instance: str, usage: Usage, now_s: float, reserve: bool = True) -> Lease | None:
+        """The response is complete: update the session table and reserve the line's return for τ, unless not to ``reserve``."""
         self._leases.expire(now_s)
         self._close(call, now_s)
         self._sessions.completed(call.key, instance, usage, now_s)
-        lease = self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s)
+        lease = self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s, reserve)
         self._fleet.load_changed()
         return lease
 

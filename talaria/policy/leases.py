@@ -84,18 +84,24 @@ class LeaseTable:
                 return lease
         return None
 
-    def grant(self, key: LineKey, instance: str, prefix_tokens: int, now_s: float) -> Lease | None:
-        """Reserve the line's return for τ, in place of the line's earlier lease. None if τ is zero."""
+    def grant(self, key: LineKey, instance: str, prefix_tokens: int, now_s: float, reserve: bool = True) -> Lease | None:
+        """Reserve the line's return for τ, in place of the line's earlier lease. None if τ is zero or not to ``reserve``."""
         old = self._live.get(key)
         if old is not None:
             self._end(old)
             self._settle(old)
-        if self.tau_s <= 0.0:
+        if self.tau_s <= 0.0 or not reserve:
             return None
         lease = Lease(key, instance, prefix_tokens, now_s, now_s + self.tau_s)
         self.counts.granted += 1
         self._install(lease)
         return lease
+
+    def adopt(self, lease: Lease, now_s: float) -> None:
+        """A lease of an earlier router lives on here, unless it is over or the line has one."""
+        if self.tau_s > 0.0 and now_s < lease.expires_s and lease.key not in self._live:
+            self.counts.granted += 1
+            self._install(lease)
 
     def consume(self, lease: Lease) -> None:
         """The matching return is routed by ``lease``."""

@@ -37,7 +37,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Forwarded:
-    """One submission. It weighs until it is seen, undone or over; it keeps its number until it is seen or undone."""
+    """One submission. It weighs until it is seen or over; it keeps its number until it is seen."""
 
     call_id: int
     instance: str
@@ -97,19 +97,8 @@ class Overlay:
             number += 1
         self._seen[instance] = number
 
-    def undo(self, call_id: int, instance: str) -> None:
-        """A submission failed: its instance never counted it, so later submissions move up by one number."""
-        entry = self._entries.get(call_id)
-        unseen = self._unseen[instance]
-        if entry is not None:
-            unseen.remove(entry)
-            self._drop(entry)
-        elif unseen:
-            # A snapshot counted a later submission under the failed one's number: that later one has been seen.
-            self._drop(unseen.popleft())
-
     def over(self, call_id: int) -> None:
-        """A call ended before any snapshot saw it: it weighs no more, but its instance will still count it."""
+        """A call ended or was lost before any snapshot saw it: it weighs no more, but its instance will still count its number."""
         entry = self._entries.get(call_id)
         if entry is not None and entry.weighs:
             entry.weighs = False

@@ -12,13 +12,37 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from talaria.errors import InputError
 from talaria.policy.codec import CODEC, Json
 from talaria.policy.instance import Command, EngineView, Event
 
 SCHEMA = "talaria.decisions/1"
+
+
+class RouterLog(Protocol):
+    """Where a router's decisions go: a ``DecisionLog``, or what carries them to one in another process."""
+
+    def router(self, method: str, arguments: Sequence[Any], result: Any, now_s: float) -> None: ...
+
+
+def router_record(method: str, arguments: Sequence[Any], result: Any, now_s: float) -> dict[str, Json]:
+    """One call of a router's method and its answer."""
+    encoded = [CODEC.encode(argument) for argument in arguments]
+    return {"who": "router", "do": method, "now_s": now_s, "args": encoded, "out": CODEC.encode(result)}
+
+
+def slots_record(instance: str, event: Event, view: EngineView, now_s: float, commands: Sequence[Command]) -> dict[str, Json]:
+    """One step of the slot scheduler of ``instance``."""
+    encoded = [CODEC.encode(command) for command in commands]
+    inputs = {"event": CODEC.encode(event), "view": CODEC.encode(view)}
+    return {"who": "slots", "instance": instance, "now_s": now_s, **inputs, "commands": encoded}
+
+
+def as_line(record: dict[str, Json]) -> str:
+    """A record as the log writes it, without the line's end."""
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 class DecisionLog:
@@ -50,14 +74,11 @@ class DecisionLog:
 
     def router(self, method: str, arguments: Sequence[Any], result: Any, now_s: float) -> None:
         """The router's ``method`` was called with these positional arguments (all of them, the time included) and returned ``result``."""
-        encoded = [CODEC.encode(argument) for argument in arguments]
-        self._write({"who": "router", "do": method, "now_s": now_s, "args": encoded, "out": CODEC.encode(result)})
+        self._write(router_record(method, arguments, result, now_s))
 
     def slots(self, instance: str, event: Event, view: EngineView, now_s: float, commands: Sequence[Command]) -> None:
         """The slot scheduler of ``instance`` stepped. To be called before the host acts on the commands: the view changes then."""
-        encoded = [CODEC.encode(command) for command in commands]
-        inputs = {"event": CODEC.encode(event), "view": CODEC.encode(view)}
-        self._write({"who": "slots", "instance": instance, "now_s": now_s, **inputs, "commands": encoded})
+        self._write(slots_record(instance, event, view, now_s, commands))
 
     def close(self) -> None:
         """Complete: the log appears under its name."""
@@ -81,7 +102,7 @@ class DecisionLog:
             self.discard()
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+        self._file.write(as_line(record))
         self._file.write("\n")
 
 

@@ -5,14 +5,14 @@ Both worlds put it in the router's place where a log is wanted, so that neither 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.leases import Lease
 from talaria.policy.router import Overloaded, Routed, Router, Usage
 from talaria.policy.snapshot import InstanceSnapshot
-from talaria.report.declog import DecisionLog
+from talaria.report.declog import RouterLog
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class RecordingRouter:
     ``clock`` gives the host's time in seconds for the methods that are not told it.
     """
 
-    def __init__(self, router: Router, log: DecisionLog, clock: Callable[[], float]) -> None:
+    def __init__(self, router: Router, log: RouterLog, clock: Callable[[], float]) -> None:
         self._router = router
         self._log = log
         self._clock = clock
@@ -41,8 +41,17 @@ class RecordingRouter:
         self._log.router("explain", (call, now_s), self._router.explain(call, now_s), now_s)
         return self._logged("place", (call, now_s), self._router.place(call, now_s), now_s)
 
-    def completed(self, call: Call, instance: str, usage: Usage, now_s: float) -> Lease | None:
-        return self._logged("completed", (call, instance, usage, now_s), self._router.completed(call, instance, usage, now_s), now_s)
+    def adopt(self, instance: str, leases: Sequence[Lease], lines: Sequence[LineKey], now_s: float) -> None:
+        self._router.adopt(instance, leases, lines, now_s)
+        self._log.router("adopt", (instance, tuple(leases), tuple(lines), now_s), None, now_s)
+
+    def submit_failed(self, call: Call, routed: Routed, now_s: float) -> None:
+        self._router.submit_failed(call, routed, now_s)
+        self._log.router("submit_failed", (call, routed, now_s), None, now_s)
+
+    def completed(self, call: Call, instance: str, usage: Usage, now_s: float, reserve: bool = True) -> Lease | None:
+        arguments = (call, instance, usage, now_s) if reserve else (call, instance, usage, now_s, reserve)
+        return self._logged("completed", arguments, self._router.completed(*arguments), now_s)
 
     def ended(self, call: Call, now_s: float) -> None:
         self._router.ended(call, now_s)

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from talaria.policy.leases import LeaseTable
+from talaria.policy.leases import Lease, LeaseTable
 from talaria.policy.overlay import Overlay
-from talaria.policy.router import Router
-from talaria.policy.snapshot import Residency, Tier
+from talaria.policy.router import Router, Usage
+from talaria.policy.snapshot import LineState, Residency, Tier
 from tests.policy.clusters import call, finish, held_line, key, model, routed, router, snapshot
 
 
@@ -178,6 +178,37 @@ def test_a_failed_submission_after_the_expiry_leaves_an_unused_lease() -> None:
     first = routed(made.place(RETURN, 1.5))
     made.submit_failed(RETURN, first, 2.5)
     assert (made.lease_counts.used, made.lease_counts.unused) == (0, 1)
+
+
+def test_a_completion_that_may_not_reserve_ends_the_old_lease_and_grants_none() -> None:
+    made = served_on_a()
+    made.completed(RETURN, "a", Usage(1000, 900, 50), 1.5, False)
+    assert (made.lease_counts.granted, made.lease_counts.unused) == (1, 1)
+    assert made.drain_lease_changes()[-1] == ("a", key(), None)
+
+
+def test_a_new_router_takes_over_leases_and_lines() -> None:
+    line = LineState(Tier.DEVICE, 800, 1.0)
+    made = router(snapshot("a", {"m": model()}), snapshot("b", {"m": model()}, lines={key(): line}, time_s=2.0))
+    made.adopt("b", [Lease(key(), "b", 850, 1.0, 9.0), Lease(key("over"), "b", 850, 0.0, 1.0)], [key()], 2.0)
+    placed = routed(made.place(RETURN, 2.0))
+    assert (placed.instance, placed.reason) == ("b", "lease")
+    counts = made.lease_counts
+    assert (counts.granted, counts.used) == (1, 1)
+
+
+def test_an_adopted_line_is_priced_where_its_prefix_lies() -> None:
+    line = LineState(Tier.DEVICE, 800, 1.0)
+    made = router(snapshot("a", {"m": model()}), snapshot("b", {"m": model()}, lines={key(): line}, time_s=2.0))
+    assert routed(made.place(RETURN, 2.0)).instance == "a"
+    made.adopt("b", [], [key()], 2.0)
+    assert routed(made.place(RETURN, 2.0)).instance == "b"
+
+
+def test_adopting_leaves_a_line_its_own_lease() -> None:
+    made = served_on_a()
+    made.adopt("a", [Lease(key(), "a", 1, 0.0, 99.0)], [], 1.2)
+    assert (made.lease_counts.granted, made.next_poll_s()) == (1, 2.0)
 
 
 def test_the_host_learns_of_every_grant_and_end_in_order() -> None:

@@ -31,21 +31,6 @@ def test_an_older_snapshot_brings_nothing_back() -> None:
     assert made.total("a") == (0, 0.0)
 
 
-def test_a_failed_submission_gives_its_number_to_the_next() -> None:
-    made = overlay(1.0, 2.0)
-    made.undo(1, "a")
-    assert made.submitted("a") == 1
-    made.seen("a", 1)
-    assert made.total("a") == (0, 0.0)
-
-
-def test_a_failure_that_is_known_only_after_a_snapshot_took_its_number_ends_the_call_that_was_seen() -> None:
-    made = overlay(1.0, 2.0)
-    made.seen("a", 1)  # the instance never got call 1, so this is call 2
-    made.undo(1, "a")
-    assert made.total("a") == (0, 0.0) and made.submitted("a") == 1
-
-
 def test_a_call_that_ends_unseen_weighs_nothing_but_keeps_its_number() -> None:
     made = overlay(1.0, 2.0)
     made.over(1)
@@ -85,9 +70,9 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(name=names, model=st.sampled_from(["m", "n"]), work_s=st.floats(0.0, 100.0))
     def submit_in_vain(self, name: str, model: str, work_s: float) -> None:
-        self.next_call += 1
-        self.overlay.forward(self.next_call, name, model, work_s, work_s)
-        self.overlay.undo(self.next_call, name)
+        self.submit(name, model, work_s)
+        self.overlay.over(self.next_call)
+        self.over.add(self.next_call)
 
     @rule(name=names, share=st.floats(0.0, 1.0))
     def a_snapshot_arrives(self, name: str, share: float) -> None:

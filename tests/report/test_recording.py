@@ -7,11 +7,13 @@ from pathlib import Path
 
 from talaria.policy.codec import CODEC
 from talaria.policy.knobs import Knobs
+from talaria.policy.leases import Lease
 from talaria.policy.router import ROUTERS, Router, Usage
 from talaria.policy.snapshot import Capabilities
 from talaria.report.declog import DecisionLog, read_log
 from talaria.report.recording import RecordingRouter
-from tests.policy.clusters import call, model, snapshot
+from talaria.report.replay import replay
+from tests.policy.clusters import call, key, model, routed, snapshot
 
 
 def fresh() -> Router:
@@ -47,3 +49,24 @@ def test_a_placement_is_explained_before_it_is_made_and_what_has_no_time_gets_th
         ("observe", 1.0), ("heartbeat", 1.5), ("explain", 2.0), ("place", 2.0), ("completed", 3.0), ("drain_lease_changes", 3.5),
         ("session_ended", 3.5), ("poll", 4.0),
     ]  # fmt: skip
+
+
+def taken_over(asked: Router | RecordingRouter) -> list[object]:
+    """What the router answers when it follows an earlier one, loses a submission, and may not reserve."""
+    asked.observe(snapshot("a", {"m": model()}), 1.0)
+    asked.adopt("a", [Lease(key(), "a", 900, 0.5, 9.0)], [key()], 1.0)
+    placed = routed(asked.place(call(1, reusable=900), 2.0))
+    asked.submit_failed(call(1, reusable=900), placed, 2.1)
+    again = asked.place(call(1, reusable=900), 2.2)
+    return [placed, again, asked.completed(call(1, reusable=900), "a", Usage(1000, 900, 100), 3.0, False)]
+
+
+def test_a_take_over_and_a_failed_submission_replay_without_a_difference(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    arguments = {"instances": {"a": Capabilities()}, "knobs": replace(Knobs(), tau_s=5.0)}
+    with DecisionLog(path) as log:
+        log.header(scenario="", config="", seed=0, router="full", router_arguments=arguments, slots_arguments={})
+        answers = taken_over(RecordingRouter(fresh(), log, lambda: 3.5))
+    assert answers == taken_over(fresh())
+    found = replay(path)
+    assert (found.count, found.decisions) == (0, 8)
