@@ -15,7 +15,7 @@ COMMANDS = {
 _PROGRAM = Program(
     "talaria-gpu",
     COMMANDS,
-    "Serve several large models to agents on shared GPU groups: check a machine, serve, replay traces, measure, compare with simulation.\n\n"
+    "Serve several large models to agents on shared GPU groups: check a machine, serve, replay traces, measure, validate.\n\n"
     "Start with: talaria-gpu doctor CLUSTER",
 )
 
