@@ -47,6 +47,7 @@ def router_of(size: int) -> Router:
     router = ROUTERS["full"]({f"i{i}": Capabilities() for i in range(size)}, replace(Knobs(), stale_after_s=600.0, tau_s=60.0))
     for i in range(size):
         router.observe(snapshot(i, 0, 0.0, 0), 0.0)
+    router.prepare()
     return router
 
 
@@ -64,6 +65,7 @@ def measure(size: int) -> dict[str, list[float]]:
         seen = snapshot(int(routed.instance[1:]), 2 * number + 1, now_s, routed.seq)
         began = perf_counter()
         router.observe(seen, now_s)
+        router.prepare()
         taken["observe"].append(perf_counter() - began)
         router.completed(first, routed.instance, Usage(20_000, 0, 100), now_s)
         second = replace(first, id=2 * number + 1, turn=1, prompt_tokens=21_000, reusable_tokens=20_100)
@@ -72,6 +74,7 @@ def measure(size: int) -> dict[str, list[float]]:
         taken["lease"].append(perf_counter() - began)
         assert isinstance(returned, Routed) and returned.reason == "lease"
         router.observe(replace(seen, version=2 * number + 2, seen_seq=returned.seq), now_s)
+        router.prepare()  # as a host does between calls
     return taken
 
 

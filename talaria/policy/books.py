@@ -112,11 +112,15 @@ class Router(ABC):
     def observe(self, snapshot: InstanceSnapshot, now_s: float) -> None:
         """Take a snapshot received at ``now_s``. Older versions are ignored: an instance's versions only rise."""
         self._overlay.seen(snapshot.instance, snapshot.seen_seq)
-        if self._fleet.observe(snapshot, now_s):
-            self._overlay.changed.clear()  # all of it is this instance's: every other method leaves nothing behind
-        else:
-            self._fleet.load_changed()
+        self._fleet.observe(snapshot, now_s)
         self._retry_soon(now_s)
+
+    def prepare(self) -> None:
+        """Bring the prices up to date with what was observed and placed. A placement that needs them does it otherwise.
+
+        For a host that has time between calls: the next call need not wait for it then.
+        """
+        self._fleet.refresh()
 
     def heartbeat(self, instance: str, healthy: bool, now_s: float) -> None:
         """Health as the host sees it; True: alive, with nothing newer to tell than its last snapshot.
@@ -136,20 +140,18 @@ class Router(ABC):
             self._sessions.placed(key, instance, now_s)
         for lease in leases:
             self._leases.adopt(lease, now_s)
-        self._fleet.load_changed()
 
     # --- placement --------------------------------------------------------------------------------------------------
 
     def place(self, call: Call, now_s: float) -> Routed | Overloaded:
         """Algorithm 1. A Routed call is already counted in the overlay; a queued one is answered by ``poll`` later."""
-        self._expire(now_s)
+        self._leases.expire(now_s)
         arrival = self._pricer.arrival(call, now_s)
         decision = self._or_spill(arrival, self._decide(arrival))
         if decision.instance is not None:
             return self._commit(arrival, decision)
         if decision.lease is not None:
             self._leases.discard(decision.lease, None)
-            self._fleet.load_changed()
         if decision.reason == "shed":
             return Overloaded(call.id, "shed", self._why_none(arrival))
         shed = self._queue.join(call, now_s)
@@ -174,7 +176,6 @@ class Router(ABC):
         lease = self._consumed.pop(call.id, None)
         if lease is not None:
             self._leases.restore(lease, now_s)
-        self._fleet.load_changed()
         self._retry_soon(now_s)
 
     def completed(self, call: Call, instance: str, usage: Usage, now_s: float, reserve: bool = True) -> Lease | None:
@@ -182,14 +183,11 @@ class Router(ABC):
         self._leases.expire(now_s)
         self._close(call, now_s)
         self._sessions.completed(call.key, instance, usage, now_s)
-        lease = self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s, reserve)
-        self._fleet.load_changed()
-        return lease
+        return self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s, reserve)
 
     def ended(self, call: Call, now_s: float) -> None:
         """The call was submitted and its instance shed or failed it: no usage, no lease."""
         self._close(call, now_s)
-        self._fleet.load_changed()
 
     def session_ended(self, tenant: str, session: str) -> None:
         """Forget the session. Its leases run out by themselves: a reservation is kept although nobody returns."""
@@ -204,7 +202,7 @@ class Router(ABC):
 
     def poll(self, now_s: float) -> list[Routed | Overloaded]:
         """Expire leases, shed queued calls past their deadline, and place those that fit now; every answer is final."""
-        self._expire(now_s)
+        self._leases.expire(now_s)
         self._retry_s = None
         answers: list[Routed | Overloaded] = [*self._shed, *self._queue.expire(now_s)]
         self._shed.clear()
@@ -234,11 +232,6 @@ class Router(ABC):
         return self._leases.drain_changes()
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _expire(self, now_s: float) -> None:
-        self._leases.expire(now_s)
-        if self._overlay.changed:
-            self._fleet.load_changed()
 
     def _close(self, call: Call, now_s: float) -> None:
         self._overlay.over(call.id)
@@ -306,7 +299,6 @@ class Router(ABC):
             self._leases.came_back(call, instance)
         seq = self._overlay.forward(call.id, instance, model, terms.prefill_s + terms.kv_s, arrival.demand.kv_tokens)
         self._sessions.placed(call.key, instance, arrival.now_s)
-        self._fleet.load_changed()
         self._placed(arrival, decision, terms)
         return Routed(
             call.id, instance, decision.reason, seq, hit, opens, avoidable,

@@ -106,9 +106,9 @@ class Pricer:
     def _demand(self, call: Call) -> Demand:
         """``call`` in the policy's numbers. Up to a page is never reused: it is suffix (``Timing.page_tokens``)."""
         output = self._sessions.expected_output_tokens(call)
-        columns = self._fleet.columns(call.key.model)
+        page_tokens = self._fleet.page_tokens.get(call.key.model)
         reusable = call.reusable_tokens if call.reusable_tokens < call.prompt_tokens else call.prompt_tokens
-        if columns is None or reusable <= columns.page_tokens:
+        if page_tokens is None or reusable <= page_tokens:
             reusable = 0
         suffix = max(1, call.prompt_tokens - reusable)
         return Demand(call.prompt_tokens, reusable, suffix, output, min(output, self._round_steps))

@@ -1,8 +1,8 @@
 """The newest snapshot of every instance, as numpy columns that are ready before a call arrives (SPEC §3.5).
 
 Every latency in ``Timing`` is linear in a few features of a call, so one model on one instance is a column of
-coefficients, and pricing a call everywhere is one product. Each column is a function of (snapshot, overlay); it is
-rewritten when either changes, for that instance and model only.
+coefficients, and pricing a call everywhere is one product. Each column is a function of (snapshot, overlay); where either
+has changed since, it is rewritten before anybody reads it: by ``refresh``, for that instance and model only.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ class ModelColumns:
     """
 
     def __init__(self, instances: int) -> None:
-        self.page_tokens = 0
-        """Largest unit of prefix reuse of any instance."""
         self.timings: list[Timing | None] = [None] * instances
         self.coefficients: NDArray[np.float64] = np.zeros((FEATURES, 2 * instances))
         self.slot_at_s: Vector = np.zeros(instances)
@@ -80,12 +78,17 @@ class Fleet:
         self._hot = [item.hot for item in capabilities.values()]
         self.overlay = overlay
         self._knobs, self._nu_s = knobs, nu_s
+        self.page_tokens: dict[str, int] = {}
+        """Largest unit of prefix reuse of any instance, by model."""
         self._columns: dict[str, ModelColumns] = {}
+        self._unwritten: dict[int, InstanceSnapshot] = {}
+        """Instances whose snapshot or health is newer than their columns."""
         self._risk_s = [0.0] * size
         self._seen_calls = [0] * size
 
     def columns(self, model: str) -> ModelColumns | None:
         """None for a model that no snapshot has named."""
+        self.refresh()
         return self._columns.get(model)
 
     def observe(self, snapshot: InstanceSnapshot, now_s: float) -> bool:
@@ -96,7 +99,7 @@ class Fleet:
             if snapshot.version <= old.version:
                 return False
             for name in old.models:
-                if name not in snapshot.models:
+                if name not in snapshot.models and name in self._columns:
                     self._columns[name].drop(i)
             if self._risk_s[i] or snapshot.deadline_risk != old.deadline_risk:
                 faded = exp((old.time_s - snapshot.time_s) / self._knobs.control_window_s)
@@ -107,10 +110,11 @@ class Fleet:
         self.fresh_until_s[i] = now_s + self._knobs.stale_after_s if snapshot.healthy else -inf
         seen_calls = 0
         for name, model in snapshot.models.items():
-            self._write(i, name, snapshot, model, self.overlay.load(snapshot.instance, name))
             seen_calls += model.queued + model.in_flight
+            if model.timing.page_tokens > self.page_tokens.get(name, 0):
+                self.page_tokens[name] = model.timing.page_tokens
         self._seen_calls[i] = seen_calls
-        self._write_room(i, snapshot)
+        self._unwritten[i] = snapshot
         return True
 
     def takes_new(self, columns: ModelColumns, now_s: float) -> NDArray[np.bool_]:
@@ -128,15 +132,26 @@ class Fleet:
         self.fresh_until_s[instance] = -inf
         snapshot = self.snapshots[instance]
         if snapshot is not None:
-            for name, model in snapshot.models.items():
-                self._write(instance, name, snapshot, model, self.overlay.load(snapshot.instance, name))
+            self._unwritten[instance] = snapshot
 
-    def load_changed(self) -> None:
-        """Rewrite what depends on the overlay, for every (instance, model) whose load changed since the last time."""
+    def refresh(self) -> None:
+        """Rewrite the columns of every instance that has reported and every (instance, model) whose load has changed."""
+        if not self._unwritten and not self.overlay.changed:
+            return
+        for i, snapshot in self._unwritten.items():
+            for name, model in snapshot.models.items():
+                self._write(i, name, snapshot, model, self.overlay.load(snapshot.instance, name))
+            self._write_room(i, snapshot)
+        self._rewrite_loads()
+        self._unwritten.clear()
+        self.overlay.changed.clear()
+
+    def _rewrite_loads(self) -> None:
+        """What depends on the overlay, where it has changed and the snapshot has not."""
         for instance, name in self.overlay.changed:
             i = self.index[instance]
             snapshot = self.snapshots[i]
-            if snapshot is None:
+            if snapshot is None or i in self._unwritten:
                 continue
             model, load = snapshot.models.get(name), self.overlay.load(instance, name)
             if model is not None and (model.residency is Residency.ACTIVE or model.queued or model.in_flight):
@@ -144,7 +159,6 @@ class Fleet:
             elif model is not None:
                 self._write(i, name, snapshot, model, load)  # the overlay decides whether the next round visits it at all
             self._write_room(i, snapshot)
-        self.overlay.changed.clear()
 
     def serves(self, instance: int, name: str) -> bool:
         """Whether the model can be placed there: it is listed, and a hot instance never leaves the model it pins."""
@@ -155,6 +169,7 @@ class Fleet:
 
     def held_somewhere(self, name: str) -> bool:
         """Whether a healthy instance holds the model."""
+        self.refresh()
         return bool((self._columns[name].not_held == 0.0).any())
 
     def queued_s(self, instance: int, model: ModelSnapshot, load: Load) -> float:
@@ -173,7 +188,6 @@ class Fleet:
         timing, table, in_round_at = model.timing, columns.coefficients, len(self.ids) + i
         if columns.timings[i] is not timing:
             columns.timings[i] = timing
-            columns.page_tokens = max(columns.page_tokens, timing.page_tokens)
             table[1:6, i] = table[1:6, in_round_at] = _timing_rows(timing)
             table[9, in_round_at] = timing.decode_s_per_context_token
         visited = in_round(model, load)

@@ -32,6 +32,10 @@ class RecordingRouter:
         self._router.observe(snapshot, now_s)
         self._log.router("observe", (snapshot, now_s), None, now_s)
 
+    def prepare(self) -> None:
+        """Not logged: it changes no answer."""
+        self._router.prepare()
+
     def heartbeat(self, instance: str, healthy: bool, now_s: float) -> None:
         self._router.heartbeat(instance, healthy, now_s)
         self._log.router("heartbeat", (instance, healthy, now_s), None, now_s)

@@ -71,7 +71,8 @@ def test_patched_columns_equal_columns_that_are_built_from_scratch(
             fleet.observe(observed(instance, number, residency, calls, names, seen_seq), float(number))
         else:
             change(overlay, number, kind, instance, name, alive, leases)
-        fleet.load_changed()
+        if calls % 2:  # whenever a host has time, or a placement asks
+            fleet.refresh()
     scratch = Fleet(INSTANCES, Knobs(), {}, overlay)
     for item in fleet.snapshots:
         assert item is not None
@@ -90,6 +91,7 @@ def test_patched_columns_equal_columns_that_are_built_from_scratch(
 def test_a_model_that_is_no_longer_listed_is_neither_served_nor_held() -> None:
     fleet = Fleet(INSTANCES, Knobs(), {}, Overlay(INSTANCES, 0.25))
     fleet.observe(observed("a", 1, Residency.ABSENT, 0, ("m", "n"), 0), 0.0)
+    fleet.refresh()
     fleet.observe(observed("a", 2, Residency.ABSENT, 0, ("m",), 0), 0.0)
     columns = fleet.columns("n")
     assert columns is not None
