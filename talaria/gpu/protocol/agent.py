@@ -7,6 +7,10 @@ WebSocket per gateway and agent (``LINK_PATH``), as MessagePack: telemetry and b
 The gateway numbers submissions per instance. The agent's ``seen_seq`` is the last number up to which it has seen all;
 ``Void`` fills the gap of a submission that never arrived.
 
+An agent of the gateway's own host is its child, ``python -m talaria.gpu.agent.main NAME``: the first line on its standard input is the
+cluster (``ClusterConfig`` as JSON, by alias), ``KEY_VARIABLE`` holds the bearer key to ask of its callers; once it listens it writes one
+line to its standard output, ``{"port": N}``. It stops when its standard input ends, so that it never outlives its gateway.
+
 Times are seconds on the wall clock, monotonic within a process; hosts are expected to keep time (the gateway warns otherwise).
 Policy values (calls, snapshots, summaries) travel as the JSON of ``policy.codec``.
 """
@@ -23,6 +27,8 @@ SUBMIT_HEADER: Final = "x-talaria-submit"
 """``Submit`` as JSON."""
 GATEWAY_HEADER: Final = "x-talaria-gateway"
 """On the link's handshake: names the gateway process. Another name than before begins a new numbering of submissions, from 1."""
+KEY_VARIABLE: Final = "TALARIA_AGENT_KEY"
+"""Environment variable with a child agent's key; an agent on another host has its key in the cluster file."""
 
 _WALL_S: Final = time.time() - time.monotonic()
 
