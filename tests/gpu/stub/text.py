@@ -26,6 +26,11 @@ def word(prompt: bytes, position: int) -> bytes:
     return WORDS[(zlib.crc32(prompt) + 37 * position) % len(WORDS)]
 
 
+def answer(prompt: bytes, count: int) -> str:
+    """The first ``count`` output tokens after ``prompt``."""
+    return b"".join(word(prompt, position) for position in range(count)).decode()
+
+
 def flatten(content: Any) -> str:
     """All text in a message's content, whatever the blocks are called."""
     if isinstance(content, str):

@@ -1,0 +1,245 @@
+"""A served cluster of real processes for tests and benchmarks: ``talaria-gpu serve`` over stub engines, or over any.
+
+    with Cluster(directory, stub_document(directory)) as cluster:
+        cluster.url ...
+
+All processes of a cluster carry a mark in their environment, by which they are found also when they have lost their parent; at
+the end every one of them is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+STUB = Path(__file__).resolve().parent / "stub" / "python"
+MARK = "TALARIA_TEST_CLUSTER"
+KEY, ADMIN_KEY = "key-of-tests", "admin-key-of-tests"
+SERVE = (sys.executable, "-c", "from talaria.cli.gpu import main; main()", "serve")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """The first true value of ``condition``, which may raise OSError for not yet. Fails with ``what`` after ``timeout_s``."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            if value := condition():
+                return value
+        except OSError:
+            pass
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"after {timeout_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+def stub_document(
+    directory: Path, instances: Sequence[dict[str, Any]] = ({"name": "g0", "models": ["m0", "m1"]},), *,
+    step_s: float = 0.002, start_s: float = 0.0, **parts: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """A cluster file with stub engines; ``parts`` are merged into its ``gateway``, ``engine``, ``policy`` or ``models``."""
+    models: dict[str, Any] = {}
+    for name in sorted({name for instance in instances for name in instance["models"]}):
+        path = directory / "models" / name
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text('{"architectures": ["Stub"]}')
+        models[name] = {"path": str(path), "kv_tokens": 400_000}
+    document: dict[str, Any] = {
+        "schema": "talaria.cluster/1",
+        "name": "stub",
+        "gateway": {
+            "port": free_port(),
+            "keys": [{"name": "tests", "key": {"value": KEY}, "max_in_flight": 4096}],
+            "admin_key": {"value": ADMIN_KEY},
+        },
+        "models": models,
+        "instances": [dict(instance) for instance in instances],
+        "engine": {
+            "python": str(STUB),
+            "environment": {"STUB_PYTHON": sys.executable, "STUB_STEP_S": str(step_s), "STUB_START_S": str(start_s)},
+            "log_dir": str(directory / "logs"),
+        },
+        "policy": {},
+    }
+    for part, values in parts.items():
+        document[part] |= values
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    command: tuple[str, ...]
+    parent: int
+
+    @property
+    def kind(self) -> str:
+        """``gateway``, ``agent`` or ``engine``."""
+        if "tests.gpu.stub.main" in self.command or any("sglang" in word for word in self.command):
+            return "engine"
+        return "agent" if any("agent" in word for word in self.command) else "gateway"
+
+    def option(self, name: str) -> str:
+        return self.command[self.command.index(name) + 1]
+
+    @property
+    def url(self) -> str:
+        """Of an engine."""
+        return f"http://127.0.0.1:{self.option('--port')}"
+
+    def cpu_s(self) -> float:
+        """Processor seconds so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Cluster:
+    def __init__(self, directory: Path, document: dict[str, Any], serve: Sequence[str] = SERVE) -> None:
+        self.directory, self.document = directory, document
+        self._mark = f"{MARK}={uuid.uuid4()}"
+        self._serve = tuple(serve)
+        self._gateway: subprocess.Popen[bytes] | None = None
+        self.url = f"http://127.0.0.1:{document['gateway']['port']}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the gateway, and through it everything else."""
+        file = self.directory / "cluster.yaml"
+        file.write_text(yaml.safe_dump(self.document))
+        name, _, value = self._mark.partition("=")
+        with (self.directory / "serve.log").open("ab") as log:
+            self._gateway = subprocess.Popen(
+                [*self._serve, str(file)], env={**os.environ, name: value}, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Until ``/ready`` says so. Raises RuntimeError with the log if the gateway ends instead."""
+
+        def ready() -> bool:
+            if self._gateway is not None and self._gateway.poll() is not None:
+                raise RuntimeError(f"the gateway has ended:\n{self.log()}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as answer:
+                    return bool(answer.status == 200)
+            except urllib.error.HTTPError:
+                return False
+
+        try:
+            wait_for("the cluster is ready", ready, timeout_s)
+        except TimeoutError as error:
+            raise RuntimeError(f"{error}\n{self.log()}") from None
+
+    def terminate(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM to the gateway, as an operator ends it. Returns its exit code."""
+        assert self._gateway is not None
+        self._gateway.terminate()
+        return self._gateway.wait(timeout_s)
+
+    def kill_gateway(self) -> None:
+        """As by a crash: nothing else is told."""
+        assert self._gateway is not None
+        self._gateway.kill()
+        self._gateway.wait(10)
+
+    def kill(self) -> None:
+        """End every process of the cluster at once."""
+        for _ in range(50):
+            left = self.processes()
+            for process in left:
+                _signal(process.pid, signal.SIGKILL)
+            if self._gateway is not None and self._gateway.poll() is None:
+                self._gateway.kill()
+            if not left:
+                break
+            time.sleep(0.05)
+        if self._gateway is not None:
+            self._gateway.wait(10)
+
+    def log(self) -> str:
+        """The end of what gateway and agents printed."""
+        parts = [self.directory / "serve.log", *sorted((self.directory / "logs").rglob("*.log"))]
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in parts if path.is_file())
+
+    # --- processes ------------------------------------------------------------------------------------------------------
+
+    def processes(self, kind: str | None = None) -> list[Process]:
+        """Those that live, by pid; zombies do not."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                if self._mark.encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                    continue
+                command = (entry / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            process = Process(int(entry.name), tuple(command), int(parent))
+            if state != "Z" and kind in (None, process.kind):
+                found.append(process)
+        return sorted(found, key=lambda process: process.pid)
+
+    def engine(self, model: str, instance: str | None = None) -> Process:
+        """The engine of ``model``, on one instance where several have it."""
+        agents = {agent.pid for agent in self.processes("agent") if instance is None or instance in agent.command}
+        (found,) = [
+            engine
+            for engine in self.processes("engine")
+            if engine.option("--served-model-name") == model and (instance is None or self._ancestors(engine) & agents)
+        ]
+        return found
+
+    def agent(self, instance: str) -> Process:
+        (found,) = [agent for agent in self.processes("agent") if instance in agent.command]
+        return found
+
+    def _ancestors(self, process: Process) -> set[int]:
+        parents, found = {each.pid: each.parent for each in self.processes()}, set()
+        pid = process.parent
+        while pid in parents:
+            found.add(pid)
+            pid = parents[pid]
+        return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
