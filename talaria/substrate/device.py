@@ -69,7 +69,9 @@ class DeviceCache:
         for node, start, end in reversed(spans):
             entry = entries.get(node)
             if entry is not None:
-                pages = min(entry.end_page, end // page_tokens)
+                pages = end // page_tokens
+                if pages > entry.end_page:
+                    pages = entry.end_page
                 if pages > start // page_tokens:
                     return pages * page_tokens
         return 0
@@ -92,6 +94,11 @@ class DeviceCache:
             lacking = missing - pool.free_pages
             if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
                 return False
+        if lacking <= 0 and old and _only_grows(old, new):
+            pages = tree.prolong(old, new[-1][2], now_s)
+            if pages > 0:
+                self._place(tree.entries[new[-1][0]], pages)
+            return True
         grown = tree.hold(new, 1, now_s)
         if lacking > 0:
             self._evict(lacking)
@@ -109,12 +116,12 @@ class DeviceCache:
         steps = page_steps(spans, self.page_tokens, partial=True)
         keep = keep_tokens // self.page_tokens
         path = self._tree.unhold(steps, now_s)
-        for entry, (_, first, end) in zip(reversed(path), reversed(steps), strict=True):
+        for entry, first, end in reversed(path):
             if keep >= end:
                 return
             before = entry.end_page
             if before <= end:  # what lies beyond is somebody else's
-                self._free(entry, before - self._tree.trim(entry, max(keep, first)))
+                self._free(entry, before - self._tree.trim(entry, keep if keep > first else first))
 
     def clear(self) -> None:
         """Free everything: the region is released at a switch. Raises ValueError while anything is locked."""
@@ -155,12 +162,19 @@ class DeviceCache:
         """Return the last ``pages`` of an entry's extents to the pool."""
         if pages <= 0:
             return
-        while pages > 0:
+        freed, left = [], pages
+        while left > 0:
             first, count = entry.extents.pop()
-            freed = min(count, pages)
-            if freed < count:
-                entry.extents.append((first, count - freed))
-            self.pool.free([(first + count - freed, freed)])
-            pages -= freed
+            if count > left:
+                entry.extents.append((first, count - left))
+                first, count = first + count - left, left
+            freed.append((first, count))
+            left -= count
+        self.pool.free(freed)
         if not entry.extents and self._forest is not None:
             self._forest.release(entry.node)
+
+
+def _only_grows(old: list[tuple[int, int, int]], new: list[tuple[int, int, int]]) -> bool:
+    """Whether ``new`` is the path ``old``, longer by pages of its last node."""
+    return len(old) == len(new) and old[-1][0] == new[-1][0] and old[-1][2] < new[-1][2] and old[:-1] == new[:-1]

@@ -49,6 +49,10 @@ class ExtentSet:
             ends.append(end)
             self.total += count
             return
+        if first == ends[-1]:
+            ends[-1] = end
+            self.total += count
+            return
         at, size = bisect_right(starts, first), len(starts)
         if (at and ends[at - 1] > first) or (at < size and starts[at] < end):
             raise ValueError(f"[{first}, {end}) overlaps what the set already holds")

@@ -93,7 +93,8 @@ class PageTree(Generic[E]):
 
     def hold(self, steps: Sequence[Step], page_cost: int, now_s: float) -> list[tuple[E, int]]:
         """Hold a path, with new pages where it has none. Returns (entry, new pages) for each entry that grew."""
-        entries, path = self.entries, []
+        entries = self.entries
+        path: list[tuple[E, int, int]] = []
         grown: list[tuple[E, int]] = []
         parent: E | None = None
         before = 0
@@ -113,46 +114,71 @@ class PageTree(Generic[E]):
             if end > entry.held:
                 self.held_cost += (end - entry.held) * entry.page_cost
                 entry.held = end
-            path.append(entry)
+            path.append((entry, first, end))
             parent, before = entry, end
-        self._use(path, steps, now_s)
+        self._use(path, now_s)
         return grown
 
-    def unhold(self, steps: Sequence[Step], now_s: float) -> list[E]:
-        """Undo one ``hold`` of the same path, used until ``now_s``. Returns the path's entries, root first.
+    def unhold(self, steps: Sequence[Step], now_s: float) -> list[tuple[E, int, int]]:
+        """Undo one ``hold`` of the same path, used until ``now_s``. Returns the path with entries in place of keys.
 
         Raises ValueError without a matching hold.
         """
-        path: list[E] = []
+        path: list[tuple[E, int, int]] = []
         entries = self.entries
-        for key, _, end in steps:
+        for key, first, end in steps:
             found = entries.get(key)
             if found is None or end not in found.holds:
                 raise ValueError(f"no hold of {key!r} ends at page {end}")
-            path.append(found)
-        for entry, (_, _, end) in zip(path, steps, strict=True):
-            count = entry.holds[end] - 1
-            if count:
-                entry.holds[end] = count
-            else:
-                del entry.holds[end]
-                if end == entry.held:
-                    entry.held = max(entry.holds) if entry.holds else entry.first_page
-                    self.held_cost -= (end - entry.held) * entry.page_cost
-        self._use(path, steps, now_s)
+            path.append((found, first, end))
+        for entry, _, end in path:
+            self._let_go(entry, end)
+        self._use(path, now_s)
         return path
+
+    def prolong(self, steps: Sequence[Step], end_page: int, now_s: float) -> int:
+        """``hold`` the path of ``steps`` up to ``end_page`` of its last entry, then ``unhold`` it as it was; new pages.
+
+        Raises ValueError without a matching hold.
+        """
+        entries = self.entries
+        path = [(entries[key], first, end) for key, first, end in steps if key in entries]
+        if len(path) < len(steps) or steps[-1][2] not in path[-1][0].holds:
+            raise ValueError(f"no hold of {steps[-1][0]!r} ends at page {steps[-1][2]}")
+        last, first, before = path[-1]
+        path[-1] = (last, first, end_page)
+        new_pages = end_page - last.end_page
+        if new_pages > 0:
+            self.cost += new_pages * last.page_cost
+            last.end_page = end_page
+        last.holds[end_page] = last.holds.get(end_page, 0) + 1
+        if end_page > last.held:
+            self.held_cost += (end_page - last.held) * last.page_cost
+            last.held = end_page
+        self._let_go(last, before)
+        self._use(path, now_s)
+        return new_pages
+
+    def _let_go(self, entry: E, end: int) -> None:
+        """One hold that ends at ``end`` is over."""
+        count = entry.holds[end] - 1
+        if count:
+            entry.holds[end] = count
+        else:
+            del entry.holds[end]
+            if end == entry.held:
+                entry.held = max(entry.holds) if entry.holds else entry.first_page
+                self.held_cost -= (end - entry.held) * entry.page_cost
 
     def touch(self, steps: Iterable[Step], now_s: float) -> None:
         """Count a path as used at ``now_s`` where it is present."""
-        for step in steps:
-            entry = self.entries.get(step[0])
-            if entry is not None:
-                self._use((entry,), (step,), now_s)
+        entries = self.entries
+        self._use([(entries[key], first, end) for key, first, end in steps if key in entries], now_s)
 
-    def _use(self, path: Sequence[E], steps: Sequence[Step], now_s: float) -> None:
+    def _use(self, path: Iterable[tuple[E, int, int]], now_s: float) -> None:
         """Note the use of a path, and queue what has a tail to reclaim behind all others that are as old."""
         used = self._used
-        for entry, (_, _, end) in zip(path, steps, strict=True):
+        for entry, _, end in path:
             # A path that leaves a node midway says nothing about the node's tail beyond it.
             if (end >= entry.end_page or not entry.children) and now_s > entry.last_use_s:
                 entry.last_use_s = now_s
@@ -165,7 +191,10 @@ class PageTree(Generic[E]):
 
         An entry without pages leaves the tree.
         """
-        end_page = max(end_page, entry.held, entry.needed)
+        if end_page < entry.held:
+            end_page = entry.held
+        if end_page < entry.needed:
+            end_page = entry.needed
         if end_page >= entry.end_page:
             return entry.end_page
         self.cost -= (entry.end_page - end_page) * entry.page_cost
@@ -233,7 +262,7 @@ class PageTree(Generic[E]):
         return entries
 
     def _enqueue(self, entry: E) -> None:
-        if entry.end_page <= max(entry.held, entry.needed):
+        if entry.end_page <= entry.held or entry.end_page <= entry.needed:
             return
         self._numbered += 1
         entry.queued = self._numbered

@@ -148,14 +148,14 @@ class HostRegistry:
 
     def abort(self, ticket: Ticket) -> None:
         """The copy will not complete: nothing of it is exposed, and its slabs are reclaimed where nothing is beyond."""
-        for entry in reversed(self._end(ticket)):
+        for entry, _, _ in reversed(self._end(ticket)):
             for node, first, count in ticket.parts:
                 if entry.key == (ticket.model, node):
                     entry.copied.remove(first, count)
             before = entry.end_page
             self._drop_pages(entry, before - self._tree.trim(entry, max(entry.first_page, entry.copied.end)))
 
-    def _end(self, ticket: Ticket) -> list[HostEntry]:
+    def _end(self, ticket: Ticket) -> list[tuple[HostEntry, int, int]]:
         """Close a ticket and let go of its path, which is returned."""
         if self._waiting.pop(ticket.id, None) is None:
             raise ValueError(f"ticket {ticket.id} has ended")
@@ -217,7 +217,8 @@ class HostRegistry:
             if entry.agreement is not None and reached > entry.agreement.agreed_page:
                 reached = entry.agreement.agreed_page
             if reached < end:
-                at = max(at, reached)
+                if reached > at:
+                    at = reached
                 break
             at = end
         return at * page_tokens
@@ -284,10 +285,12 @@ class HostRegistry:
     def _hold(self, steps: list[Step], page_bytes: int, now_s: float) -> bool:
         """Hold a path for a copy, making room for its new pages; False, with nothing changed, if there is none."""
         tree = self._tree
-        missing, idle = tree.shortfall(steps, page_bytes)
-        lacking = tree.cost + missing - self.capacity_bytes
-        if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
-            return False
+        lacking = 0
+        if tree.cost + steps[-1][2] * page_bytes > self.capacity_bytes:  # else there is room even if nothing of the path is here
+            missing, idle = tree.shortfall(steps, page_bytes)
+            lacking = tree.cost + missing - self.capacity_bytes
+            if lacking > 0 and lacking > tree.cost - tree.held_cost - idle:
+                return False
         grown = tree.hold(steps, page_bytes, now_s)
         if self._forest is not None:
             for entry, pages in grown:
