@@ -29,6 +29,7 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
     from talaria.cli.console import show_document
     from talaria.cli.request import announce, request
     from talaria.report import tables
+    from talaria.report.comparison import write as write_comparison
     from talaria.sim import compare as comparison
     from talaria.sim.batch import Batch
     from talaria.sim.config import CONFIGS
@@ -47,6 +48,6 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
             if runs:
                 document = comparison.document(batch, runs)
                 if options.out:
-                    comparison.write(options.out, document, batch)
+                    write_comparison(options.out, document, batch.records)
                 show_document(document, tables.compare_table, as_json=options.json)
     raise typer.Exit(code)

@@ -80,6 +80,10 @@ class DecisionLog:
         """The slot scheduler of ``instance`` stepped. To be called before the host acts on the commands: the view changes then."""
         self._write(slots_record(instance, event, view, now_s, commands))
 
+    def line(self, text: str) -> None:
+        """A record that another process wrote in this very form, without its line's end."""
+        self._file.write(f"{text}\n")
+
     def close(self) -> None:
         """Complete: the log appears under its name."""
         self._file.close()

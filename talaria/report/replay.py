@@ -13,7 +13,7 @@ from typing import Any
 
 from talaria.errors import InputError, unknown_name
 from talaria.policy.codec import CODEC, CodecError, Json
-from talaria.policy.router import ROUTERS, Router
+from talaria.policy.router import ROUTERS, LeaseCounts, Router
 from talaria.policy.slots import SlotScheduler
 from talaria.report.declog import SCHEMA, read_log
 
@@ -34,8 +34,9 @@ class Difference:
 
 @dataclass(slots=True)
 class Differences:
-    """What a replay found. ``first`` holds the first ``KEPT`` of ``count``."""
+    """What a replay found. ``first`` holds the first ``KEPT`` of ``count``; ``leases`` is how the replayed router's leases ended."""
 
+    leases: LeaseCounts
     decisions: int = 0
     count: int = 0
     first: list[Difference] = field(default_factory=list)
@@ -91,7 +92,7 @@ def replay(path: Path, on_decision: Callable[[], None] = lambda: None) -> Differ
     """
     lines = read_log(path)
     policies = _opened(path, next(lines, None))
-    found = Differences()
+    found = Differences(policies.router.lease_counts)
     for number, record in lines:
         try:
             who, logged, decide = policies.decision(record)

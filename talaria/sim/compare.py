@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from talaria.report.document import Document, compare_document, for_file, to_json
-from talaria.report.files import write_atomically
+from talaria.report.document import Document, compare_document
 from talaria.report.statistics import paired
 from talaria.sim import config as configs
 from talaria.sim.batch import Batch, Case
@@ -25,13 +24,3 @@ def cases(names: Sequence[str], plan: Callable[[Config], RunPlan], out: Path | N
 def document(batch: Batch, runs: dict[str, Document]) -> Document:
     """``talaria.compare/1`` of what ``batch`` has finished; differences are over the seeds that both sides finished."""
     return compare_document(runs, paired({label: batch.results[label] for label in runs}))
-
-
-def write(out: Path, document: Document, batch: Batch) -> None:
-    """``compare.json`` and the figures of all configurations together in ``out``, beside their run directories."""
-    from talaria.report.figures import latency_cdfs, sct_by_configuration, switch_latency
-    from talaria.report.style import to_png
-
-    write_atomically(out / "compare.json", to_json(for_file(document)).encode())
-    for name, draw in (("compare", sct_by_configuration), ("latency", latency_cdfs), ("switches", switch_latency)):
-        write_atomically(out / f"{name}.png", to_png(draw(batch.records)))
