@@ -29,6 +29,7 @@ import yaml
 
 STUB = Path(__file__).resolve().parent / "stub" / "python"
 MARK = "TALARIA_TEST_CLUSTER"
+AGENT = "talaria.gpu.agent.main"
 KEY, ADMIN_KEY = "key-of-tests", "admin-key-of-tests"
 SERVE = (sys.executable, "-c", "from talaria.cli.gpu import main; main()", "serve")
 
@@ -95,9 +96,9 @@ class Process:
     @property
     def kind(self) -> str:
         """``gateway``, ``agent`` or ``engine``."""
-        if "tests.gpu.stub.main" in self.command or any("sglang" in word for word in self.command):
-            return "engine"
-        return "agent" if any("agent" in word for word in self.command) else "gateway"
+        if AGENT in self.command:
+            return "agent"
+        return "engine" if "--served-model-name" in self.command or self.command[0].startswith("sglang::") else "gateway"
 
     def option(self, name: str) -> str:
         return self.command[self.command.index(name) + 1]
@@ -219,7 +220,7 @@ class Cluster:
 
     def engine(self, model: str, instance: str | None = None) -> Process:
         """The engine of ``model``, on one instance where several have it."""
-        agents = {agent.pid for agent in self.processes("agent") if instance is None or instance in agent.command}
+        agents = {agent.pid for agent in self.processes("agent") if instance in (None, agent.command[-1])}
         (found,) = [
             engine
             for engine in self.processes("engine")
@@ -228,7 +229,7 @@ class Cluster:
         return found
 
     def agent(self, instance: str) -> Process:
-        (found,) = [agent for agent in self.processes("agent") if instance in agent.command]
+        (found,) = [agent for agent in self.processes("agent") if instance == agent.command[-1]]
         return found
 
     def _ancestors(self, process: Process) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from array import array
 from typing import Any
 
 from tests.gpu.stub.engine import Run
@@ -26,6 +27,10 @@ def _event(value: dict[str, Any]) -> bytes:
 
 def _text(run: Run) -> str:
     return b"".join(run.output).decode()
+
+
+def _ids(tokens: bytes) -> list[int]:
+    return array("I", tokens).tolist()
 
 
 class Format(ABC):
@@ -106,11 +111,16 @@ class Completions(Format):
         )
 
     def head(self) -> bytes:
+        """Nothing goes before the first token; the prompt's ids go with it, where they are asked for."""
+        self._ids = _ids(self.run.prompt) if self.body.get("return_token_ids") else None
         self._before, self._after = self._chunk([{"index": 0, "text": "#", "logprobs": None, "finish_reason": None}]).split(b"#")
         return b""
 
     def token(self, word: bytes) -> bytes:
-        return self._before + word + self._after
+        if not self.body.get("return_token_ids"):
+            return self._before + word + self._after
+        more, self._ids = {"prompt_token_ids": self._ids} if self._ids else {}, None
+        return self._chunk([{"index": 0, "text": word.decode(), "logprobs": None, "finish_reason": None, "token_ids": _ids(word), **more}])
 
     def tail(self) -> bytes:
         end = self._chunk([{"index": 0, "text": "", "logprobs": None, "finish_reason": self.run.finish}])
@@ -119,7 +129,10 @@ class Completions(Format):
         return end + b"data: [DONE]\n\n"
 
     def whole(self) -> bytes:
-        choice = {"index": 0, "text": _text(self.run), "logprobs": None, "finish_reason": self.run.finish}
+        output = b"".join(self.run.output)
+        choice = {"index": 0, "text": output.decode(), "logprobs": None, "finish_reason": self.run.finish}
+        if self.body.get("return_token_ids"):
+            choice |= {"token_ids": _ids(output), "prompt_token_ids": _ids(self.run.prompt)}
         return _dump({
             "id": self.run.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": [choice],
             "usage": self.usage(),
