@@ -1,0 +1,249 @@
+"""One SGLang server of one model on a TP group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from talaria.gpu import config
+from talaria.gpu.engine import command, process
+from talaria.gpu.engine.control import Control
+from talaria.gpu.engine.errors import Busy, EngineFailed
+from talaria.gpu.engine.guard import TAGS
+from talaria.gpu.engine.holds import HoldServer
+from talaria.gpu.kv.events import KvEvents
+from talaria.gpu.kv.mirror import KvMirror
+from talaria.gpu.protocol.engine import ABI, Hello
+
+_READY_POLL_S: Final = 0.2
+_SHOWN_LINES: Final = 5
+
+
+class EngineState(Enum):
+    ABSENT = "absent"
+    """No process."""
+    STARTING = "starting"
+    PARKED = "parked"
+    """Paused, its memory given back."""
+    ACTIVE = "active"
+    SWITCHING = "switching"
+    """Between parked and active, either way."""
+    FAILED = "failed"
+    """No process, and not by our wish."""
+
+
+class Engine:
+    """Start, park and activate it from one task at a time; ``stop`` and ``fail`` may come in between.
+
+    ``on_down(model, why)`` is called when its processes have ended though nobody stopped it, but not for a start that fails.
+    """
+
+    def __init__(
+        self, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer,
+        on_down: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.state = EngineState.ABSENT
+        self.mirror = KvMirror(settings.page_tokens)
+        self._model, self._instance, self._settings, self._holds, self._on_down = model, instance, settings, holds, on_down
+        self._run: _Run | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where its server listens; None without one."""
+        return self._run.place.url if self._run else None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its first process, and of its process group."""
+        return self._run.process.pid if self._run else None
+
+    @property
+    def limits(self) -> Hello:
+        """What its plugin said at the start. Raises EngineFailed where it is not running."""
+        if self._run is None or self._run.hello is None:
+            raise EngineFailed(f"engine of {self.name!r} is not running")
+        return self._run.hello
+
+    async def start(self) -> None:
+        """From absent or failed to active. Raises EngineFailed with the end of its log; then it is failed, and no process is left."""
+        self._expect(EngineState.ABSENT, EngineState.FAILED)
+        self.state = EngineState.STARTING
+        self.mirror = KvMirror(self._settings.page_tokens)
+        try:
+            run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, self.mirror)
+            self._run = run
+            if self.state is EngineState.STARTING:
+                await run.up(self.name, self._holds, self._settings.start_timeout_s)
+            if self.state is not EngineState.STARTING:
+                raise EngineFailed(f"engine of {self.name!r} was stopped while it started")
+        except (EngineFailed, OSError) as error:
+            await self._end(EngineState.FAILED if self.state is EngineState.STARTING else self.state)
+            raise error if isinstance(error, EngineFailed) else EngineFailed(f"engine of {self.name!r} did not start: {error}") from error
+        except BaseException:
+            await self._end(EngineState.ABSENT)
+            raise
+        run.watch = asyncio.create_task(self._watched(run))
+        self.state = EngineState.ACTIVE
+
+    async def stop(self) -> None:
+        """End all its processes, whatever it is doing."""
+        await self._end(EngineState.ABSENT)
+
+    async def fail(self, why: str) -> None:
+        """Kill it, since it hangs or answers what it must not: failed, and ``on_down`` is called."""
+        if self._run is not None:
+            await self._end(EngineState.FAILED)
+            self._on_down(self.name, why)
+
+    async def park(self) -> float:
+        """From active to parked; returns seconds. Raises Busy, and it stays active; EngineFailed, and it is failed."""
+        self._expect(EngineState.ACTIVE)
+        started_s = time.monotonic()
+        async with self._switching(EngineState.PARKED) as control:
+            await control.pause()
+            try:
+                await control.flush()
+            except Busy:
+                await control.go_on()
+                raise
+            self.mirror.flushed()
+            await control.release()
+        return time.monotonic() - started_s
+
+    async def activate(self) -> tuple[float, float, float, float]:
+        """From parked to active. Returns seconds for weights, KV pool, graphs, and going on. Raises EngineFailed, and it is failed."""
+        self._expect(EngineState.PARKED)
+        times_s = [time.monotonic()]
+        async with self._switching(EngineState.ACTIVE) as control:
+            for tag in TAGS:
+                await control.resume(tag)
+                times_s.append(time.monotonic())
+            await control.go_on()
+            times_s.append(time.monotonic())
+        weights_s, pool_s, graphs_s, publish_s = (after - before for before, after in itertools.pairwise(times_s))
+        return weights_s, pool_s, graphs_s, publish_s
+
+    async def abort(self, call: str) -> None:
+        """End the call with this ``call_id`` inside the engine. Raises EngineFailed where it cannot be asked."""
+        try:
+            await self._running().control.abort(call)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineFailed(f"engine of {self.name!r} does not abort: {error!r}") from error
+
+    @contextlib.asynccontextmanager
+    async def _switching(self, after: EngineState) -> AsyncIterator[Control]:
+        """Inside, requests change what the engine holds; one that fails leaves nothing that could be trusted."""
+        run, before = self._running(), self.state
+        self.state = EngineState.SWITCHING
+        try:
+            yield run.control
+        except Busy:
+            self.state = before
+            raise
+        except BaseException as error:
+            why = f"engine of {self.name!r} is lost between {before.value} and {after.value}: {error!r}"
+            await self.fail(why)
+            if isinstance(error, (aiohttp.ClientError, TimeoutError)):
+                raise EngineFailed(why) from error
+            raise
+        if self._run is not run:
+            raise EngineFailed(f"engine of {self.name!r} ended between {before.value} and {after.value}")
+        self.state = after
+
+    def _expect(self, *states: EngineState) -> None:
+        if self.state not in states:
+            raise EngineFailed(f"engine of {self.name!r} is {self.state.value}, not {' or '.join(state.value for state in states)}")
+
+    def _running(self) -> _Run:
+        if self._run is None:
+            raise EngineFailed(f"engine of {self.name!r} is not running")
+        return self._run
+
+    async def _watched(self, run: _Run) -> None:
+        """The processes ended by themselves."""
+        status = await run.process.wait()
+        if self._run is run:
+            run.watch = None
+            why = f"engine of {self.name!r} ended with status {status}; {run.log}: {process.tail(run.log, 1)}"
+            await self._end(EngineState.FAILED)
+            self._on_down(self.name, why)
+
+    async def _end(self, state: EngineState) -> None:
+        run, self._run = self._run, None
+        self.state = state
+        self.mirror.cleared()
+        if run is not None:
+            await run.end()
+
+
+class _Run:
+    """One start of an engine: everything that ends with its processes."""
+
+    def __init__(self, place: command.Place, log: Path, running: process.Process, mirror: KvMirror) -> None:
+        self.place, self.log, self.process = place, log, running
+        self.control = Control(place.url, place.admin_key)
+        self.hello: Hello | None = None
+        self.watch: asyncio.Task[None] | None = None
+        self._events = KvEvents(place.kv_events, place.kv_replay, mirror)
+        self._mirror = mirror
+
+    @classmethod
+    async def begin(
+        cls, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer, mirror: KvMirror
+    ) -> _Run:
+        """Spawn the processes. Raises OSError."""
+        assert holds.path is not None, "the hold server listens before any engine starts"
+        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_urlsafe(24))
+        log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{name}")
+        words = command.command(name, model, instance, settings, place)
+        environment = command.environment(name, model, instance, settings, place, holds.path)
+        try:
+            return cls(place, log, await process.Process.start(words, environment, place.directory, log), mirror)
+        except OSError:
+            shutil.rmtree(place.directory)
+            raise
+
+    async def up(self, name: str, holds: HoldServer, within_s: float) -> None:
+        """Wait until the server takes calls and its plugin holds them. Raises EngineFailed."""
+        self._events.start()
+        ready = asyncio.ensure_future(self._ready(name, holds))
+        ended = asyncio.ensure_future(self.process.wait())
+        try:
+            await asyncio.wait([ready, ended], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                what = f"ended with status {ended.result()}" if ended.done() else f"was not ready after {within_s:g} s"
+                raise EngineFailed(f"engine of {name!r} {what}; {self.log}:\n{process.tail(self.log, _SHOWN_LINES)}")
+            self.hello = ready.result()
+        finally:
+            ready.cancel()
+            ended.cancel()
+            await asyncio.gather(ready, ended, return_exceptions=True)
+            process.mask(self.log, self.place.admin_key)
+        if self.hello.abi != ABI:
+            raise EngineFailed(f"engine of {name!r} has a plugin of ABI {self.hello.abi}; this agent speaks {ABI}")
+        self._mirror.page_tokens = self.hello.page_tokens
+
+    async def _ready(self, name: str, holds: HoldServer) -> Hello:
+        hello = await holds.hello(name)
+        while not await self.control.ready():
+            await asyncio.sleep(_READY_POLL_S)
+        return hello
+
+    async def end(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
+        await self.process.kill()
+        await self._events.stop()
+        await self.control.close()

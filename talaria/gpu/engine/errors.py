@@ -1,0 +1,15 @@
+"""What can go wrong with an engine, as far as its users treat it differently."""
+
+from __future__ import annotations
+
+
+class EngineFailed(Exception):
+    """The engine did not start, or had to be killed. ``str(error)`` says why and names its log; it is safe to start it again."""
+
+
+class Busy(Exception):
+    """The engine still runs calls, so nothing was released: it goes on serving."""
+
+
+class SwitchFailed(Exception):
+    """The switch did not happen. The states of both engines say what can still be used."""

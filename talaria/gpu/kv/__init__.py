@@ -1,0 +1,1 @@
+"""What an engine has in its prefix cache, as its own events tell."""
