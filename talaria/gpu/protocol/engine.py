@@ -68,7 +68,7 @@ class Progress(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """A segment is over.
+    """A segment is over. After ``Held`` exactly one of them has another reason than ``grant``: the call's last word, after a ``Drop`` too.
 
     ``reason``: ``finished`` (end of sequence, stop or the client's limit), ``grant`` (more to come: held again), ``aborted`` (its client
     went away), ``failed`` (``why``; the client gets an error).
@@ -86,7 +86,10 @@ class Ended(_Message, frozen=True):
 
 
 class Grant(_Message, frozen=True):
-    """Run the next segment: at most ``steps`` decode steps, after the prefill (which gives the first token of a call)."""
+    """Run the next segment: at most ``steps`` decode steps, after the prefill, which gives the first token of a call.
+
+    So the first segment has at most 1 + ``steps`` tokens. A later one has ``steps``: its prefill, of all there is, gives the first of them.
+    """
 
     call: str
     steps: int

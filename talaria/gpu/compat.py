@@ -1,0 +1,255 @@
+"""The only module that imports SGLang: which of its parts Talaria relies on, checked when a process of the engine starts.
+
+SGLang's hooks fail open: a target that is gone is logged and the server starts without the hook. So everything the hooks touch is
+listed here by name, and ``install`` ends the process with one line where a name or a parameter is not as expected.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+TESTED_VERSION: Final = "0.5.23"
+_INPUT_MARGIN_TOKENS: Final = 5
+"""What SGLang keeps of its longest request for output (``TpModelWorker.get_worker_info``)."""
+
+_MANAGERS = "sglang.srt.managers."
+_MANAGER = _MANAGERS + "tokenizer_manager.TokenizerManager."
+_SCHEDULER = _MANAGERS + "scheduler.Scheduler."
+_GRAMMARS = "sglang.srt.constrained.grammar_manager.GrammarManager."
+
+GENERATE = _MANAGER + "generate_request"
+START = _MANAGER + "auto_create_handle_loop"
+BATCH_OUTPUT = _MANAGER + "_handle_batch_output"
+RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses"
+ENCODE = "sglang.srt.entrypoints.openai.parallel_prompt_encode.parallel_prompt_encode"
+CREATE = _SCHEDULER + "_create_generation_req"
+PAUSED = _SCHEDULER + "_record_scheduler_state_for_paused_engine"
+GRAMMAR = _GRAMMARS + "process_req_with_grammar"
+GRAMMARS_READY = _GRAMMARS + "get_ready_grammar_requests"
+PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__"
+INTERNAL_STATE = _MANAGERS + "scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
+
+_CALLED: Final[dict[str, tuple[str, ...]]] = {
+    GENERATE: ("self", "obj", "request"),
+    START: ("self",),
+    BATCH_OUTPUT: ("self", "recv_obj"),
+    RESPONSES: ("self", "request", "raw_request"),
+    ENCODE: ("tokenizer", "text", "encode_kwargs"),
+    CREATE: ("self", "recv_req"),
+    PAUSED: ("self",),
+    GRAMMAR: ("self", "req"),
+    GRAMMARS_READY: ("self",),
+    PENALTIES: ("self", "vocab_size", "batch", "penalizers"),
+    INTERNAL_STATE: ("self", "recv_req"),
+    _MANAGER + "_set_default_priority": ("self", "obj"),
+    _MANAGER + "_init_req_state": ("self", "obj", "request"),
+    _MANAGER + "_release_req_states_on_failure": ("self", "request_states"),
+    _MANAGER + "_tokenize_one_request": ("self", "obj"),
+    _MANAGER + "_send_one_request": ("self", "tokenized_obj"),
+    _MANAGER + "_stream_one_response": ("self", "obj", "state", "request"),
+    _MANAGER + "_handle_abort_req": ("self", "recv_obj"),
+    _MANAGER + "abort_request": ("self", "rid"),
+    _MANAGER + "get_internal_state": ("self",),
+    _MANAGERS + "io_struct.GenerateReqInput.normalize_batch_and_arguments": ("self",),
+    _MANAGERS + "io_struct.GenerateReqInput.contains_mm_input": ("self",),
+    _MANAGERS + "scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_update_reasoning_tokens": (
+        "self", "req", "next_token_id",
+    ),
+    "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses.create_error_response": (
+        "self", "message", "err_type", "status_code",
+    ),
+    "sglang.srt.entrypoints.openai.parallel_prompt_encode._plan_for": ("tokenizer",),
+    "sglang.srt.entrypoints.openai.parallel_prompt_encode._added_spans": ("text", "pattern", "npattern"),
+    "sglang.srt.runtime_context.get_serving": (),
+    "sglang.srt.utils.common.kill_process_tree": ("parent_pid",),
+}  # fmt: skip
+"""Functions that are hooked or called, with their first parameters."""
+
+_HELD: Final[dict[str, tuple[str, ...]]] = {
+    _MANAGERS + "tokenizer_manager.TokenizerManager": (
+        "tokenizer", "rid_to_state", "is_pause_cond", "is_pause", "max_req_input_len", "context_len",
+    ),
+    _MANAGERS + "tokenizer_manager.ReqState": ("dispatched", "prompt_token_ids"),
+    _MANAGERS + "io_struct.GenerateReqInput": (
+        "rid", "is_single", "text", "input_ids", "input_embeds", "lora_path", "session_params", "background", "max_thinking_tokens",
+        "return_prompt_token_ids", "stream",
+    ),
+    _MANAGERS + "io_struct.TokenizedGenerateReqInput": ("input_ids", "sampling_params", "stream", "logprob_start_len"),
+    _MANAGERS + "io_struct.BatchStrOutput": (
+        "rids", "finished_reasons", "output_strs", "output_ids", "cached_tokens", "cached_tokens_details", "weight_versions",
+    ),
+    _MANAGERS + "io_struct.AbortReq": ("rid", "finished_reason"),
+    _MANAGERS + "io_struct.GetInternalStateReqOutput": ("internal_state",),
+    "sglang.srt.sampling.sampling_params.SamplingParams": (
+        "max_new_tokens", "min_new_tokens", "custom_params", "stop_strs", "beam_width",
+    ),
+    _MANAGERS + "schedule_batch.Req": (
+        "origin_input_ids", "origin_input_ids_unpadded", "output_ids", "full_untruncated_fill_ids", "send_token_offset",
+        "send_output_token_logprobs_offset", "return_logprob", "logprob", "grammar",
+    ),
+    _MANAGERS + "schedule_batch.ScheduleBatch": ("enable_overlap", "reqs"),
+    _MANAGERS + "scheduler.Scheduler": ("batch_result_processor",),
+}  # fmt: skip
+"""Classes and the attributes of theirs that are read or written."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """``before(*a)``, ``after(result, *a)`` or ``around(original, *a)`` of a function of SGLang."""
+
+    target: str
+    kind: Literal["before", "after", "around"]
+    function: Callable[..., Any]
+
+
+def install(hooks: Sequence[Hook]) -> None:
+    """Registers the hooks, which SGLang applies once all its plugins are loaded.
+
+    Raises SystemExit, which SGLang does not swallow, with one line where this SGLang is not as the hooks expect it.
+    """
+    problems = [*differences(_CALLED, _HELD)]
+    if problems:
+        shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        raise SystemExit(f"talaria: SGLang {version()} does not fit (tested: {TESTED_VERSION}): {shown}")
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in hooks:
+        HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
+
+
+def differences(called: dict[str, tuple[str, ...]], held: dict[str, tuple[str, ...]]) -> Iterable[str]:
+    """What of SGLang is not as listed, one phrase each."""
+    for target, parameters in called.items():
+        try:
+            found = tuple(inspect.signature(inspect.unwrap(pkgutil.resolve_name(target))).parameters)
+        except (ImportError, AttributeError) as error:
+            yield f"no {target} ({error})"
+            continue
+        if found[: len(parameters)] != parameters:
+            yield f"{target} takes ({', '.join(found)}), expected ({', '.join(parameters)}, ...)"
+    for target, names in held.items():
+        try:
+            kind = pkgutil.resolve_name(target)
+        except (ImportError, AttributeError) as error:
+            yield f"no {target} ({error})"
+            continue
+        known = _attributes(kind)
+        yield from (f"{target} has no {name}" for name in names if name not in known)
+
+
+def _attributes(kind: type) -> set[str]:
+    """Attributes of a class and, by the code of its methods, of its instances."""
+    known = set(dir(kind)).union(*(getattr(base, "__annotations__", {}) for base in kind.__mro__))
+    for method in vars(kind).values():
+        code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
+        known.update(code.co_names if code else ())
+    return known
+
+
+def unapplied(hooks: Iterable[Hook]) -> list[str]:
+    """Targets of hooks that SGLang could not apply in this process."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    return sorted({hook.target for hook in hooks} - HookRegistry._patched)
+
+
+def version() -> str:
+    import sglang
+
+    return str(sglang.__version__)
+
+
+def is_generation(request: Any) -> bool:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    return isinstance(request, GenerateReqInput)
+
+
+def strict_thinking() -> bool:
+    """Whether the server bounds thinking by ``max_thinking_tokens``; otherwise it refuses such requests."""
+    from sglang.srt.runtime_context import get_serving
+
+    return bool(get_serving().enable_strict_thinking)
+
+
+def http_processes() -> int:
+    from sglang.srt.runtime_context import get_serving
+
+    return int(get_serving().tokenizer_worker_num)
+
+
+def http_error(status: int, why: str) -> Exception:
+    """What SGLang's endpoints turn into an HTTP error of their own format."""
+    from fastapi import HTTPException
+
+    error: Exception = HTTPException(status_code=status, detail=why)
+    return error
+
+
+def finish(manager: Any, rid: str, status: int, why: str) -> None:
+    """Ends a request in the HTTP process, whatever the scheduler does, as if the scheduler had refused it."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    known = status in {known.value for known in HTTPStatus}
+    reason = {"type": "abort", "status_code": HTTPStatus(status if known else 500), "message": why}
+    manager._handle_abort_req(AbortReq(rid=rid, finished_reason=reason))
+
+
+def stop_server(why: str) -> None:
+    """Ends the engine, with one line on stderr."""
+    import os
+    import sys
+
+    from sglang.srt.utils.common import kill_process_tree
+
+    print(f"talaria: {why}", file=sys.stderr, flush=True)
+    kill_process_tree(os.getpid())
+
+
+def prompt_encoder() -> Callable[..., list[int]]:
+    """SGLang's encoder of rendered prompts, hooks included."""
+    from sglang.srt.entrypoints.openai import parallel_prompt_encode
+
+    return parallel_prompt_encode.parallel_prompt_encode  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a tokenizer can be fed piece by piece: pieces that end with an added token encode independently of each other."""
+
+    backend: Any
+    adds_specials: bool
+    spans: Callable[[str], list[tuple[int, int]]]
+    """Where added tokens are in a text: (start, end), ascending."""
+
+
+def cuts(tokenizer: Any) -> Cuts | None:
+    """None where only the whole text encodes right, or where SGLang does not know the tokenizer well enough to say."""
+    from sglang.srt.entrypoints.openai.parallel_prompt_encode import _added_spans, _plan_for
+
+    plan = _plan_for(tokenizer)
+    if plan is None:
+        return None
+    backend, specials, pattern, normalized = plan[:4]
+    if backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:
+        return None
+    return Cuts(backend, bool(specials), lambda text: _added_spans(text, pattern, normalized))
+
+
+async def limits(manager: Any) -> dict[str, Any]:
+    """The scheduler's internal state, as ``/server_info`` shows it."""
+    states: list[dict[str, Any]] = await manager.get_internal_state()
+    return states[0]
+
+
+def most_output_tokens(manager: Any, prompt_tokens: int, wanted: int | None, kv_tokens: int, page_tokens: int) -> int:
+    """Where SGLang itself ends a call for its length (``Scheduler.init_req_max_new_tokens``)."""
+    longest: int = manager.max_req_input_len + _INPUT_MARGIN_TOKENS
+    paged_prompt = -(-prompt_tokens // page_tokens) * page_tokens
+    most = min(longest - prompt_tokens - 1, kv_tokens - paged_prompt - page_tokens - 1)
+    return max(0, most if wanted is None else min(most, wanted))

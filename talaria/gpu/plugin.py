@@ -1,0 +1,20 @@
+"""Entry point of SGLang's plugin group: every process of an engine that an instance agent started runs ``load`` first."""
+
+from __future__ import annotations
+
+import os
+
+from talaria.gpu.protocol.engine import SOCKET_VARIABLE
+
+
+def load() -> None:
+    """Installs the hooks. An SGLang server that no agent started is left alone.
+
+    Raises SystemExit with one line where this SGLang does not fit.
+    """
+    if SOCKET_VARIABLE not in os.environ:
+        return
+    from talaria.gpu import compat
+    from talaria.gpu.hooks import hold, pause, resume, telemetry, tokenise
+
+    compat.install([*hold.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
