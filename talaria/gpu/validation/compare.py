@@ -48,7 +48,7 @@ def validate(sim: Path, gpu: Path, on_decision: Callable[[], None] = lambda: Non
     simulated, measured = side(sim_records), side(gpu_records)
     if not set(simulated.calls) & set(measured.calls):
         raise InputError("has no call of the other run", where=str(sim), fix="simulate the trace that was replayed: --trace FILE")
-    terms = pairs(log, gpu_records[0])
+    terms = pairs(log, gpu_records[0], gpu_document["provenance"].get("began_s", [0.0])[0])
     metrics = [_metric_row(name, sim_document, gpu_document) for name in METRICS]
     bar = _bar(next(row for row in metrics if row["metric"] == BAR_METRIC))
     differences = replay(log, on_decision)

@@ -6,6 +6,7 @@ rest of the wait, the prefill of the suffix and the decode, ``kv`` the share of 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from talaria.report.measured import COMPLETED
 from talaria.report.record import RunRecord
 
 TERMS = ("request", "kv", "activate")
+SAME_MOMENT_S = 1e-3
+"""Placements of one model are further apart, or else in the same order in log and record."""
 
 
 class Terms(NamedTuple):
@@ -55,28 +58,34 @@ class TermErrors:
     worst_of: int
 
 
-def pairs(log: Path, record: RunRecord) -> list[TermPair]:
+def pairs(log: Path, record: RunRecord, began_s: float) -> list[TermPair]:
     """Every completed call of ``record`` whose placement ``log`` explains. Raises InputError where the log cannot be read.
 
-    A gateway knows lines by what the calls say, not by the trace: the n-th placement of a session is its n-th call to be enqueued.
+    A gateway names sessions and lines in its own way, so a call is known by its model and the time of its placement; ``began_s`` is
+    the log's time at the record's beginning. A call that had to queue was not placed when it was explained, and is left out.
     """
-    predictions: dict[str, list[CostTerms | None]] = {}
+    predictions: dict[str, deque[tuple[float, CostTerms]]] = {}
     for call, explanation in _explained(log):
         chosen = next((item.terms for item in explanation.candidates if item.instance == explanation.chosen), None)
-        predictions.setdefault(call.key.session, []).append(chosen)
-    names, found = session_names(record), []
-    order = np.argsort(record.calls["enqueued_s"], kind="stable")
+        if chosen is not None:
+            predictions.setdefault(call.key.model, deque()).append((explanation.now_s - began_s, chosen))
+    names, found, switches = session_names(record), [], _Switches(record)
+    order = np.argsort(record.calls["enqueued_s"] + record.calls["placed_s"], kind="stable")
     columns = {name: record.calls[name][order].tolist() for name in record.calls.names}
-    switches = _Switches(record)
     for row in zip(*columns.values(), strict=True):
         call_row = dict(zip(columns, row, strict=True))
-        name = names[call_row["session"]]
-        waiting = predictions.get(name)
-        terms = waiting.pop(0) if waiting else None
+        terms = _placed_at(predictions.get(record.models[call_row["model"]]), call_row["enqueued_s"] + call_row["placed_s"])
         if terms is not None and call_row["outcome"] == COMPLETED:
-            key = CallKey(name, call_row["line"], call_row["turn"])
+            key = CallKey(names[call_row["session"]], call_row["line"], call_row["turn"])
             found.append(TermPair(key, Terms(terms.request_s, terms.kv_s, terms.activate_s), _happened(call_row, switches)))
     return found
+
+
+def _placed_at(waiting: deque[tuple[float, CostTerms]] | None, time_s: float) -> CostTerms | None:
+    """The next prediction, if it is of that time; earlier ones belong to calls that are in no row, and are dropped."""
+    while waiting and waiting[0][0] < time_s - SAME_MOMENT_S:
+        waiting.popleft()
+    return waiting.popleft()[1] if waiting and waiting[0][0] < time_s + SAME_MOMENT_S else None
 
 
 def summary(found: list[TermPair]) -> dict[str, TermErrors]:

@@ -1,0 +1,33 @@
+"""``serve``: the gateway of a cluster, or one agent of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+ClusterArgument = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A cluster file.")]
+AgentOption = Annotated[str | None, typer.Option(metavar="NAME", help="Serve only this instance: its agent, for a gateway elsewhere.")]
+
+
+@app.command()
+def serve(cluster: ClusterArgument, agent: AgentOption = None) -> None:
+    """Serve a cluster until SIGTERM or Ctrl-C: the gateway with the agents and engines of this host, or one agent with its engines."""
+    from talaria.errors import unknown_name
+    from talaria.gpu import config
+
+    loaded = config.load(cluster)
+    if agent is None:
+        from talaria.gpu.gateway.main import run_gateway
+
+        run_gateway(loaded)
+        return
+    from talaria.gpu.agent.main import run_agent
+
+    instance = next((found for found in loaded.instances if found.name == agent), None)
+    if instance is None:
+        raise unknown_name("instance", agent, [found.name for found in loaded.instances], where="--agent")
+    run_agent(loaded, instance)

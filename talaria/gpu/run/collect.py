@@ -1,0 +1,234 @@
+"""A run record from two sides: what the client saw of each call, and what the gateway recorded of it and of its instances.
+
+Enqueue, first token and end are the client's, placement and admission the gateway's and the agents'. Times count from the
+recording's beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from talaria.gpu.protocol import records
+from talaria.gpu.protocol.agent import now_s
+from talaria.gpu.run.replay import Sent
+from talaria.policy.codec import CODEC
+from talaria.policy.instance import RoundSummary
+from talaria.policy.snapshot import Capabilities
+from talaria.report.conservation import ConservationError
+from talaria.report.declog import DecisionLog
+from talaria.report.record import (
+    FLAG_AVOIDABLE,
+    FLAG_LEASE_HIT,
+    FLAG_OPEN,
+    FLAG_RESIDENCY_HIT,
+    FLAG_RETURN,
+    FLAG_SAME_INSTANCE,
+    FLAG_SP,
+    KV_DEVICE,
+    KV_HOST,
+    KV_MISSING,
+    NO_INSTANCE,
+    NO_MODEL,
+    OUTCOMES,
+    PATHS,
+    PHASES,
+    REASONS,
+    RunRecord,
+)
+from talaria.workload.session import Session, TraceCall
+
+SAME_CLOCK_S = 0.25
+"""Clocks that differ by less are taken for one; the delivery of a message lies between them at least."""
+ROUNDING_S = 1e-3
+
+
+class Collector:
+    """Fills ``record``; ``log`` gets the decisions. ``take`` every record of the gateway, ``sent`` every call of the replay."""
+
+    def __init__(self, record: RunRecord, begin: records.Begin, log: DecisionLog) -> None:
+        self._record, self._log = record, log
+        self._gateway_began_s = begin.now_s
+        here_s = now_s()
+        self._client_began_s = begin.now_s if abs(here_s - begin.now_s) < SAME_CLOCK_S else here_s
+        capabilities: dict[str, Capabilities] = CODEC.decode(begin.router_arguments["instances"])
+        self._hot = {name for name, can in capabilities.items() if can.hot}
+        self._model_code = {name: code for code, name in enumerate(record.models)}
+        self._instance_code = {name: code for code, name in enumerate(record.instances)}
+        self._halves: dict[int, records.CallRow | tuple[Session, Sent]] = {}
+        """Calls of which one side has reported, by the gateway's number."""
+        self._served_by: dict[tuple[int, int], int] = {}
+        """Where each line's last call was served."""
+        self._rounds: dict[str, int] = {}
+        self._issued = self._rows = 0
+        self.wrong: dict[str, int] = {}
+        """What is wrong with calls that completed, and how often: they did not get what the trace says."""
+
+    # --- the client's side -------------------------------------------------------------------------------------------
+
+    def sent(self, session: Session, sent: Sent) -> None:
+        """A call has ended for the client, or was given up."""
+        self._issued += 1
+        names = self._record.session_names
+        if names is not None:
+            names.extend("" for _ in range(sent.session + 1 - len(names)))
+            names[sent.session] = session.id
+        number = None if sent.answer is None else sent.answer.number
+        if number is None:
+            self._row_unserved(session, sent, "shed" if sent.answer is None else sent.answer.outcome)
+            return
+        half = self._halves.pop(number, None)
+        if isinstance(half, records.CallRow):
+            self._row(session, sent, half)
+        else:
+            self._halves[number] = (session, sent)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that the client has seen end and the gateway has not reported yet."""
+        return sum(1 for half in self._halves.values() if not isinstance(half, records.CallRow))
+
+    def finish(self) -> None:
+        """Everything is in. Raises ConservationError if a call was lost, or reported without having been sent."""
+        if self._halves or self._rows != self._issued:
+            strange = len(self._halves) - self.open_calls
+            raise ConservationError(
+                f"{self._issued} calls sent, {self._rows} reported by both sides, {self.open_calls} by the client alone, {strange} by the "
+                "gateway alone (does somebody else use it?)"
+            )
+
+    # --- the gateway's side ------------------------------------------------------------------------------------------
+
+    def take(self, item: records.Record) -> None:
+        match item:
+            case records.DecisionLine():
+                self._log.line(item.line)
+            case records.CallRow():
+                half = self._halves.pop(item.call, None)
+                if isinstance(half, tuple):
+                    self._row(*half, item)
+                else:
+                    self._halves[item.call] = item
+            case records.RoundRow():
+                self._round(item.instance, CODEC.decode(item.round))
+            case records.SwitchRow():
+                self._switch(item)
+            case records.PhaseRow():
+                self._phase(item)
+            case records.Broken():
+                raise ConservationError(f"the recording broke off: {item.why}")
+            case records.Begin():
+                raise ConservationError("the gateway was reset by somebody else")
+
+    def _round(self, instance: str, summary: RoundSummary) -> None:
+        code, active_s, record = self._instance_code[instance], 0.0, self._record
+        self._rounds[instance] = summary.index + 1
+        for slot in summary.slots:
+            active_s += slot.closed_s - slot.opened_s
+            record.slots.append(
+                code, summary.index, self._model_code[slot.model], self._at(slot.opened_s), self._at(slot.closed_s),
+                slot.prefill_s - slot.sp_s, slot.sp_s, slot.decode_s, slot.linger_s, slot.p_admitted, slot.sp_admitted, slot.parked,
+            )  # fmt: skip
+        wall_s = summary.ended_s - summary.started_s
+        if abs(wall_s - active_s - summary.switch_s) > ROUNDING_S * (1.0 + wall_s):
+            raise ConservationError(f"{instance} round {summary.index}: wall {wall_s} != active {active_s} + switch {summary.switch_s}")
+        record.deadline_risk += summary.at_risk
+        if instance in self._hot:
+            return
+        record.rounds.append(
+            code, summary.index, self._at(summary.started_s), wall_s, active_s, summary.switch_s, summary.predicted_s, len(summary.slots),
+            sum(slot.sp_admitted for slot in summary.slots), sum(slot.parked for slot in summary.slots), int(summary.at_risk),
+            int(summary.infeasible),
+        )  # fmt: skip
+
+    def _switch(self, item: records.SwitchRow) -> None:
+        source = NO_MODEL if item.source is None else self._model_code[item.source]
+        self._record.switches.append(
+            self._instance_code[item.instance], self._rounds.get(item.instance, 0), source, self._model_code[item.target],
+            self._at(item.started_s), sum(item.phases_s), *item.phases_s, PATHS.index(item.path), item.coverage, item.dirty,
+            item.d2d_bytes, item.h2d_bytes,
+        )  # fmt: skip
+
+    def _phase(self, item: records.PhaseRow) -> None:
+        if self._record.phases is not None:
+            self._record.phases.append(
+                self._instance_code[item.instance], self._model_code[item.model], PHASES.index(item.name), self._at(item.started_s),
+                self._at(item.ended_s),
+            )  # fmt: skip
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _row(self, session: Session, sent: Sent, row: records.CallRow) -> None:
+        """A call that both sides know."""
+        trace, answer = session.calls[sent.index], sent.answer
+        assert answer is not None
+        if row.instance is None:
+            self._row_unserved(session, sent, row.outcome)
+            return
+        enqueued_s = sent.enqueued_s - self._client_began_s
+        ended_s = answer.ended_s - self._client_began_s - enqueued_s
+        first_s = answer.first_token_s - self._client_began_s - enqueued_s if answer.first_token_s >= 0.0 else ended_s
+        placed_s, admitted_s = (max(0.0, self._at(at) - enqueued_s) if at >= 0.0 else ended_s for at in (row.placed_s, row.admitted_s))
+        outcome = answer.outcome if row.outcome == "completed" else row.outcome
+        if outcome == "completed":
+            self._check(trace, sent, row)
+        code = self._instance_code[row.instance]
+        flags = self._flags(trace, sent, row, code)
+        self._served_by[sent.session, sent.line] = code
+        self._append(
+            sent, trace, code, outcome, row.reason, flags, min(row.parked, 255), min(row.rounds_waited, 255), _found(row), enqueued_s,
+            placed_s, admitted_s, first_s, ended_s, row.prompt_tokens, row.device_tokens, row.host_tokens, row.recomputed_tokens,
+            row.output_tokens,
+        )  # fmt: skip
+
+    def _check(self, trace: TraceCall, sent: Sent, row: records.CallRow) -> None:
+        """A completed call: tokens add up, and are those of the trace."""
+        if row.device_tokens + row.host_tokens + row.recomputed_tokens > row.prompt_tokens:
+            raise ConservationError(f"call {row.call}: device + host + recomputed > {row.prompt_tokens} prompt tokens")
+        for what, expected, got in (
+            ("prompt tokens", trace.prompt_tokens, row.prompt_tokens),
+            ("output tokens", trace.output_tokens, row.output_tokens),
+            ("tokens received", trace.output_tokens, len(sent.answer.output) if sent.answer else 0),
+        ):
+            if expected != got:
+                self.wrong[what] = self.wrong.get(what, 0) + 1
+
+    def _flags(self, trace: TraceCall, sent: Sent, row: records.CallRow, instance: int) -> int:
+        known = {
+            FLAG_RETURN: trace.turn > 0, FLAG_RESIDENCY_HIT: row.residency_hit, FLAG_OPEN: row.opens, FLAG_AVOIDABLE: row.avoidable,
+            FLAG_SAME_INSTANCE: self._served_by.get((sent.session, sent.line)) == instance, FLAG_SP: row.by_sp,
+            FLAG_LEASE_HIT: row.lease_hit,
+        }  # fmt: skip
+        return sum(flag for flag, is_set in known.items() if is_set)
+
+    def _row_unserved(self, session: Session, sent: Sent, outcome: str) -> None:
+        """A call that no instance ever had."""
+        trace = session.calls[sent.index]
+        enqueued_s = sent.enqueued_s - self._client_began_s
+        ended_s = 0.0 if sent.answer is None else sent.answer.ended_s - self._client_began_s - enqueued_s
+        self._append(
+            sent, trace, NO_INSTANCE, outcome, "queue", FLAG_RETURN if trace.turn > 0 else 0, 0, 0, KV_MISSING, enqueued_s,
+            ended_s, ended_s, ended_s, ended_s, trace.prompt_tokens, 0, 0, 0, 0,
+        )  # fmt: skip
+
+    def _append(self, sent: Sent, trace: TraceCall, instance: int, outcome: str, reason: str, *values: Any) -> None:
+        """``values`` begin with the flags."""
+        self._rows += 1
+        record = self._record
+        record.calls.append(
+            sent.session, sent.line, min(trace.turn, 65535), self._model_code[trace.model], instance, OUTCOMES.index(outcome),
+            REASONS.index(reason), *values,
+        )  # fmt: skip
+        enqueued_s, ended_s = values[4], values[8]
+        record.makespan_s = max(record.makespan_s, enqueued_s + ended_s)
+
+    def _at(self, time_s: float) -> float:
+        """A time of the gateway's or an agent's, from the beginning."""
+        return time_s - self._gateway_began_s
+
+
+def _found(row: records.CallRow) -> int:
+    """Where most of the call's reusable prefix was at admission."""
+    most = max(row.device_tokens, row.host_tokens, row.recomputed_tokens)
+    if most == 0 or most == row.recomputed_tokens:
+        return KV_MISSING
+    return KV_DEVICE if most == row.device_tokens else KV_HOST

@@ -1,0 +1,109 @@
+"""A gateway of our own for the time of a command: another process, on a free port, with an admin key that only we know."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from talaria.errors import InputError
+from talaria.gpu.config import ClusterConfig, Secret
+from talaria.gpu.run.client import Endpoint
+
+ADMIN_VARIABLE = "TALARIA_RUN_ADMIN_KEY"
+POLL_S = 0.2
+STOP_S = 90.0
+"""Draining and stopping all engines may take so long."""
+
+
+class GatewayFailed(RuntimeError):
+    """The gateway ended, or did not become ready; the text says where its own words are."""
+
+
+@contextmanager
+def gateway(config: ClusterConfig, waiting: Callable[[str], None]) -> Iterator[Endpoint]:
+    """Start ``talaria-gpu serve`` and stop it at the end; ``waiting`` is told what is being waited for.
+
+    Raises InputError for a key that is not set, GatewayFailed.
+    """
+    key = config.gateway.keys[0].key.read(f"gateway.keys: {config.gateway.keys[0].name}") if config.gateway.keys else None
+    admin_key, port = secrets.token_urlsafe(24), _free_port()
+    ours = config.gateway.model_copy(update={"host": "127.0.0.1", "port": port, "admin_key": Secret(env=ADMIN_VARIABLE)})
+    document = config.model_copy(update={"gateway": ours}).model_dump(mode="json", by_alias=True, exclude_none=True)
+    log_path = Path(config.engine.log_dir) / "gateway.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="talaria-run-") as folder, log_path.open("ab") as log:
+        path = Path(folder, "cluster.yaml")  # JSON is YAML
+        path.write_text(json.dumps(document), encoding="utf-8")
+        command = [sys.executable, "-m", "talaria.cli.gpu", "serve", str(path)]
+        environment = {**os.environ, ADMIN_VARIABLE: admin_key}
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            waiting(f"engines are starting ({len(config.instances)} instances; the gateway's log is {log_path})")
+            _until_ready(url, process, config.engine.start_timeout_s * len(config.models), log_path)
+            yield Endpoint(url, key, admin_key)
+        finally:
+            _stop(process)
+
+
+def _until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float, log_path: Path) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not _is_ready(url):
+        if process.poll() is not None:
+            raise GatewayFailed(f"the gateway ended with code {process.returncode}: {_last_line(log_path)} (see {log_path})")
+        if time.monotonic() > until_s:
+            raise GatewayFailed(f"the gateway was not ready after {timeout_s:g} s; see {log_path}")
+        time.sleep(POLL_S)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Its own way first; what is left of its process group is killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][-300:] if lines else "it said nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def endpoint_of(url: str) -> Endpoint:
+    """A gateway that runs elsewhere; its keys come from ``TALARIA_KEY`` and ``TALARIA_ADMIN_KEY``. Raises InputError."""
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"{url!r} is no URL", where="--url", allowed="http://HOST:PORT")
+    return Endpoint(url.rstrip("/"), os.environ.get("TALARIA_KEY"), os.environ.get("TALARIA_ADMIN_KEY"))
