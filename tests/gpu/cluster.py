@@ -95,10 +95,14 @@ class Process:
 
     @property
     def kind(self) -> str:
-        """``gateway``, ``agent`` or ``engine``."""
+        """``gateway``, ``agent``, ``warden`` (of an engine), ``engine`` (its first process) or ``other``."""
         if AGENT in self.command:
             return "agent"
-        return "engine" if "--served-model-name" in self.command or self.command[0].startswith("sglang::") else "gateway"
+        if any(word.endswith("warden.py") for word in self.command):
+            return "warden"
+        if "--served-model-name" in self.command:
+            return "engine"
+        return "gateway" if "serve" in self.command else "other"
 
     def option(self, name: str) -> str:
         return self.command[self.command.index(name) + 1]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import time
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any
 
 import msgspec
 import zmq
+import zmq.asyncio
 
 from tests.gpu.stub.text import TOKEN_BYTES
+
+KEPT_BATCHES = 10_000
 
 
 def page_digests(ids: bytes, page_tokens: int) -> list[bytes]:
@@ -28,22 +31,37 @@ def event_hash(digest: bytes) -> int:
 
 
 class Publisher:
-    """KV events in SGLang's format; silent where no endpoint is configured."""
+    """KV events in SGLang's format, and the last of them again for who asks; silent where no endpoint is configured."""
 
     def __init__(self, config: dict[str, str]) -> None:
         self._sequence = 0
         self._topic = config.get("topic", "").encode()
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._socket: zmq.Socket[bytes] | None = None
+        self._replay: zmq.asyncio.Socket | None = None
         if config.get("publisher") == "zmq":
             self._socket = zmq.Context.instance().socket(zmq.PUB)
+            self._socket.set_hwm(100_000)
             self._socket.bind(config["endpoint"])
+        if "replay_endpoint" in config:
+            self._replay = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+            self._replay.bind(config["replay_endpoint"])
 
     def publish(self, events: list[dict[str, Any]]) -> None:
         if self._socket is not None and events:
-            self._socket.send_multipart(
-                (self._topic, self._sequence.to_bytes(8, "big"), msgspec.msgpack.encode([time.time(), events, 0])), flags=zmq.NOBLOCK
-            )
+            body = msgspec.msgpack.encode([time.time(), events, 0])
+            self._socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), body), flags=zmq.NOBLOCK)
+            self._kept.append((self._sequence, body))
             self._sequence += 1
+
+    async def replay(self) -> None:
+        """Answer all who missed some."""
+        while self._replay is not None:
+            who, _, first = await self._replay.recv_multipart()
+            for number, body in list(self._kept):
+                if number >= int.from_bytes(first, "big"):
+                    await self._replay.send_multipart((who, b"", self._topic, number.to_bytes(8, "big"), body))
+            await self._replay.send_multipart((who, b"", b"", (-1).to_bytes(8, "big", signed=True), b""))
 
 
 class PrefixCache:
@@ -52,7 +70,7 @@ class PrefixCache:
     def __init__(self, page_tokens: int, kv_tokens: int, publisher: Publisher) -> None:
         self._page_tokens, self._capacity = page_tokens, kv_tokens // page_tokens
         self._pages: OrderedDict[bytes, None] = OrderedDict()
-        self._publisher = publisher
+        self.publisher = publisher
 
     def cached_tokens(self, ids: bytes) -> int:
         """Of an input: found here. At least one token is always computed."""
@@ -82,10 +100,10 @@ class PrefixCache:
                 "parent_block_hash": event_hash(chain[known - 1]) if known else None, "token_ids": array("I", ids[start:end]).tolist(),
                 "block_size": self._page_tokens, "lora_id": None, "medium": "GPU",
             })  # fmt: skip
-        self._publisher.publish(events)
+        self.publisher.publish(events)
 
     def clear(self) -> None:
         self._pages.clear()
 
     def announce_clear(self) -> None:
-        self._publisher.publish([{"type": "AllBlocksCleared"}])
+        self.publisher.publish([{"type": "AllBlocksCleared"}])

@@ -18,6 +18,9 @@ NATURAL_TOKENS = 64
 """Where a call ends by itself (``stop``), unless it ignores the end."""
 
 
+TAGS = ["kv_cache", "weights", "cuda_graph"]
+
+
 class CallError(Exception):
     """A call ends with an error for its client."""
 
@@ -62,7 +65,9 @@ class Engine:
         self.running: dict[str, Run] = {}
         """Segments that run or wait for room."""
         self.ended = 0
-        self.paused = self.released = self.hung = False
+        self.paused = self.hung = False
+        self.released: set[str] = set()
+        """Tags of memory that is given back."""
         self._unannounced = False
         self._go = asyncio.Event()
         self._go.set()
@@ -171,17 +176,17 @@ class Engine:
             self.cache.announce_clear()
         return True
 
-    def release(self) -> None:
-        if self.released or self.running:
+    def release(self, tags: list[str]) -> None:
+        if self.released.intersection(tags) or self.running:
             self.die("release of memory that is released, or in use")
-        self.released = True
+        self.released.update(tags)
         self.cache.clear()
         self._unannounced = True
 
-    def resume(self) -> None:
-        if not self.released:
+    def resume(self, tags: list[str]) -> None:
+        if not self.released.issuperset(tags):
             self.die("resume of memory that is not released")
-        self.released = False
+        self.released.difference_update(tags)
 
     def abort(self, prefix: str) -> None:
         """Ends every running call whose id begins with ``prefix``: with what it has, or with an error if that is nothing."""

@@ -20,10 +20,13 @@ from tests.gpu.stub.server import Server
 KEEP_ALIVE_S = 5.0
 """As uvicorn has it: a pooled connection may close just when it is used."""
 
+SUBSCRIBE_S = 0.3
+"""Subscribers of KV events that were there first find the socket in this time; a model takes longer to load."""
+
 
 async def serve(options: Options) -> None:
-    await asyncio.sleep(options.timing.start_s)
     engine = Engine(options)
+    await asyncio.sleep(max(options.timing.start_s, SUBSCRIBE_S))
     hold = Hold(engine)
     runner = web.AppRunner(Server(engine, hold).application(), access_log=None, handler_cancellation=True, keepalive_timeout=KEEP_ALIVE_S)
     await runner.setup()
@@ -31,9 +34,12 @@ async def serve(options: Options) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    work = [asyncio.create_task(over.wait()), *([asyncio.create_task(hold.serve(options.socket))] if options.socket else [])]
-    done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-    work[-1].cancel()
+    ending = asyncio.create_task(over.wait())
+    work = [asyncio.create_task(engine.cache.publisher.replay())] if "replay_endpoint" in options.kv_events else []
+    work += [asyncio.create_task(hold.serve(options.socket))] if options.socket else []
+    done, _ = await asyncio.wait([ending, *work], return_when=asyncio.FIRST_COMPLETED)
+    for task in work:
+        task.cancel()
     await runner.cleanup()
     for task in done:
         task.result()

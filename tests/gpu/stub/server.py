@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from talaria.gpu.protocol.engine import CALL_HEADER
-from tests.gpu.stub.engine import CallError, Engine, Run
+from tests.gpu.stub.engine import TAGS, CallError, Engine, Run
 from tests.gpu.stub.formats import FORMATS, Format
 from tests.gpu.stub.hold import Hold
 from tests.gpu.stub.text import TOKEN_BYTES, prompt_of
@@ -172,7 +172,7 @@ class Server:
         engine = self.engine
         return web.json_response({
             "pid": os.getpid(), "running": len(engine.running), "ended": engine.ended, "paused": engine.paused,
-            "released": engine.released, "hung": engine.hung,
+            "released": sorted(engine.released), "hung": engine.hung,
         })  # fmt: skip
 
     # --- control --------------------------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ class Server:
             case "flush_cache":
                 return web.Response(status=200 if engine.flush() else 400)
             case "release_memory_occupation":
-                engine.release()
+                engine.release(body.get("tags") or TAGS)
             case "resume_memory_occupation":
-                engine.resume()
+                engine.resume(body.get("tags") or TAGS)
             case "abort_request":
                 engine.abort("" if body.get("abort_all") else body.get("rid") or "")
         return web.json_response({"status": "ok"})
