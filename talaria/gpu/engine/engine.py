@@ -58,6 +58,7 @@ class Engine:
         self.mirror = KvMirror(settings.page_tokens)
         self._model, self._instance, self._settings, self._holds, self._on_down = model, instance, settings, holds, on_down
         self._run: _Run | None = None
+        self._hello: Hello | None = None
 
     @property
     def url(self) -> str | None:
@@ -71,10 +72,10 @@ class Engine:
 
     @property
     def limits(self) -> Hello:
-        """What its plugin said at the start. Raises EngineFailed where it is not running."""
-        if self._run is None or self._run.hello is None:
-            raise EngineFailed(f"engine of {self.name!r} is not running")
-        return self._run.hello
+        """What its plugin said at the last start. Raises EngineFailed where it never was up."""
+        if self._hello is None:
+            raise EngineFailed(f"engine of {self.name!r} has never been up")
+        return self._hello
 
     async def start(self) -> None:
         """From absent or failed to active. Raises EngineFailed with the end of its log; then it is failed, and no process is left."""
@@ -85,12 +86,13 @@ class Engine:
             run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, self.mirror)
             self._run = run
             if self.state is EngineState.STARTING:
-                await run.up(self.name, self._holds, self._settings.start_timeout_s)
+                self._hello = await run.up(self.name, self._holds, self._settings.start_timeout_s)
+                self.mirror.page_tokens = self._hello.page_tokens
             if self.state is not EngineState.STARTING:
-                raise EngineFailed(f"engine of {self.name!r} was stopped while it started")
+                raise EngineFailed("it was stopped meanwhile")
         except (EngineFailed, OSError) as error:
             await self._end(EngineState.FAILED if self.state is EngineState.STARTING else self.state)
-            raise error if isinstance(error, EngineFailed) else EngineFailed(f"engine of {self.name!r} did not start: {error}") from error
+            raise EngineFailed(f"engine of {self.name!r} does not start: {error}", self.name) from error
         except BaseException:
             await self._end(EngineState.ABSENT)
             raise
@@ -112,15 +114,26 @@ class Engine:
         self._expect(EngineState.ACTIVE)
         started_s = time.monotonic()
         async with self._switching(EngineState.PARKED) as control:
-            await control.pause()
-            try:
-                await control.flush()
-            except Busy:
-                await control.go_on()
-                raise
-            self.mirror.flushed()
+            await self._empty(control)
             await control.release()
         return time.monotonic() - started_s
+
+    async def flush(self) -> None:
+        """Empty the prefix cache of an active, idle engine. Raises Busy, and nothing has changed; EngineFailed, and it is failed."""
+        self._expect(EngineState.ACTIVE)
+        async with self._switching(EngineState.ACTIVE) as control:
+            await self._empty(control)
+            await control.go_on()
+
+    async def _empty(self, control: Control) -> None:
+        """Pause and flush, which succeeds only where nothing runs; else go on."""
+        await control.pause()
+        try:
+            await control.flush()
+        except Busy:
+            await control.go_on()
+            raise
+        self.mirror.flushed()
 
     async def activate(self) -> tuple[float, float, float, float]:
         """From parked to active. Returns seconds for weights, KV pool, graphs, and going on. Raises EngineFailed, and it is failed."""
@@ -194,10 +207,8 @@ class _Run:
     def __init__(self, place: command.Place, log: Path, running: process.Process, mirror: KvMirror) -> None:
         self.place, self.log, self.process = place, log, running
         self.control = Control(place.url, place.admin_key)
-        self.hello: Hello | None = None
         self.watch: asyncio.Task[None] | None = None
         self._events = KvEvents(place.kv_events, place.kv_replay, mirror)
-        self._mirror = mirror
 
     @classmethod
     async def begin(
@@ -215,7 +226,7 @@ class _Run:
             shutil.rmtree(place.directory)
             raise
 
-    async def up(self, name: str, holds: HoldServer, within_s: float) -> None:
+    async def up(self, name: str, holds: HoldServer, within_s: float) -> Hello:
         """Wait until the server takes calls and its plugin holds them. Raises EngineFailed."""
         self._events.start()
         ready = asyncio.ensure_future(self._ready(name, holds))
@@ -223,17 +234,17 @@ class _Run:
         try:
             await asyncio.wait([ready, ended], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                what = f"ended with status {ended.result()}" if ended.done() else f"was not ready after {within_s:g} s"
-                raise EngineFailed(f"engine of {name!r} {what}; {self.log}:\n{process.tail(self.log, _SHOWN_LINES)}")
-            self.hello = ready.result()
+                what = f"it ended with status {ended.result()}" if ended.done() else f"it was not ready after {within_s:g} s"
+                raise EngineFailed(f"{what}; {self.log}:\n{process.tail(self.log, _SHOWN_LINES)}")
+            hello = ready.result()
         finally:
             ready.cancel()
             ended.cancel()
             await asyncio.gather(ready, ended, return_exceptions=True)
             process.mask(self.log, self.place.admin_key)
-        if self.hello.abi != ABI:
-            raise EngineFailed(f"engine of {name!r} has a plugin of ABI {self.hello.abi}; this agent speaks {ABI}")
-        self._mirror.page_tokens = self.hello.page_tokens
+        if hello.abi != ABI:
+            raise EngineFailed(f"its plugin has ABI {hello.abi}, this agent speaks {ABI}")
+        return hello
 
     async def _ready(self, name: str, holds: HoldServer) -> Hello:
         hello = await holds.hello(name)

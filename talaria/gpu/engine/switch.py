@@ -38,4 +38,4 @@ async def switch(source: Engine | None, target: Engine) -> SwitchTimes:
         await target.start()
         return SwitchTimes(started_s, (teardown_s, time.monotonic() - opened_s, 0.0, 0.0, 0.0), "open")
     except EngineFailed as error:
-        raise SwitchFailed(str(error)) from error
+        raise SwitchFailed(str(error), error.model) from error

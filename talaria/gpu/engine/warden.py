@@ -76,12 +76,13 @@ def _numbers(name: str) -> set[int]:
     return {int(part) for part in name.split("_") if part.isdigit()}
 
 
-def _watch(pid: int, seen: set[int]) -> None:
-    """Return when the process has ended, or nobody wants it any more; until then, note its descendants now and then, ever more rarely."""
+def _watch(pid: int, seen: set[int], inodes: set[int]) -> None:
+    """Return when the process has ended, or nobody wants it any more; until then, note now and then, ever more rarely, what it has."""
     ended = os.pidfd_open(pid)
     wait_s = 1.0
     while not select.select([sys.stdin, ended], [], [], wait_s)[0]:
         seen |= _descendants(pid)
+        inodes |= _mapped(seen)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
 
 
@@ -107,14 +108,14 @@ def main(directory: str, command: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _told)
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0, preexec_fn=_tie)
-    seen = {engine.pid}
+    seen, inodes = {engine.pid}, set[int]()
     try:
         print(engine.pid, flush=True)
-        _watch(engine.pid, seen)
+        _watch(engine.pid, seen, inodes)
     except (Told, BrokenPipeError):
         pass
     seen |= _descendants(engine.pid)
-    inodes = _mapped(seen)
+    inodes |= _mapped(seen)
     ended = engine.poll()
     _kill_all()
     _clean(seen, inodes)

@@ -1,0 +1,152 @@
+"""The engines of one TP group, at most one of them active: the agent's hands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
+
+from talaria.gpu import config
+from talaria.gpu.engine.backoff import Backoff, BackoffPolicy
+from talaria.gpu.engine.engine import Engine, EngineState
+from talaria.gpu.engine.errors import Busy, EngineFailed, SwitchFailed
+from talaria.gpu.engine.holds import HoldServer
+from talaria.gpu.engine.switch import SwitchTimes, switch
+from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.protocol.engine import Hello, ToEngine
+from talaria.policy.snapshot import Residency
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_POLICY: Final = BackoffPolicy()
+_DRAIN_S: Final = 5.0
+_DRAIN_POLL_S: Final = 0.02
+_RESIDENCY: Final = {EngineState.PARKED: Residency.PARKED, EngineState.SWITCHING: Residency.PARKED, EngineState.ACTIVE: Residency.ACTIVE}
+
+
+class Supervisor:
+    """Implements ``agent.instance.Engines``. ``on_down(model, why)``: an engine has died, and nothing of it is left.
+
+    Nothing is started behind the slot scheduler's back, since a start needs the whole group: a dead model is absent, and opened again
+    when the scheduler says so, but not before its back-off has passed.
+    """
+
+    def __init__(
+        self, models: Mapping[str, config.Model], instance: config.Instance, settings: config.Engine, holds: HoldServer,
+        on_down: Callable[[str, str], None], policy: BackoffPolicy = _POLICY,
+    ) -> None:  # fmt: skip
+        self.engines = {name: Engine(name, models[name], instance, settings, holds, self._died) for name in instance.models}
+        self._most = instance.max_resident_models
+        self._holds = holds
+        self._on_down = on_down
+        self._backoffs = {name: Backoff(policy) for name in self.engines}
+        self._kills: set[asyncio.Task[None]] = set()
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start what may be resident, one after another: the first model last, so that it alone is active and all others are parked.
+
+        A model whose engine fails stays absent and is tried again when it is opened. Raises EngineFailed where none starts.
+        """
+        for name in reversed(list(self.engines)[: self._most]):
+            await self._start_aside(name, park=name != next(iter(self.engines)))
+        if all(engine.state is EngineState.FAILED for engine in list(self.engines.values())[: self._most]):
+            raise EngineFailed(self._backoffs[next(iter(self.engines))].why)
+
+    async def _start_aside(self, name: str, *, park: bool) -> None:
+        engine = self.engines[name]
+        try:
+            await self._opening(name, engine.start())
+            if park:
+                await engine.park()
+        except EngineFailed as error:
+            _log.error("%s", error)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()), *self._kills)
+
+    # --- what they are ---------------------------------------------------------------------------------------------
+
+    def residency(self, model: str) -> Residency:
+        return _RESIDENCY.get(self.engines[model].state, Residency.ABSENT)
+
+    def alive(self, model: str) -> bool:
+        """Whether it takes requests, to hold them: active or parked."""
+        return self.engines[model].state in _RESIDENCY
+
+    def url(self, model: str) -> str:
+        """Of its server. Raises EngineFailed where there is none."""
+        if (url := self.engines[model].url) is None:
+            raise EngineFailed(f"engine of {model!r} is not running")
+        return url
+
+    def limits(self, model: str) -> Hello:
+        return self.engines[model].limits
+
+    def refusal(self, model: str) -> str | None:
+        """Why a call for the model had better not wait: its engine does not start. None where it may."""
+        return self._backoffs[model].refusal(time.monotonic())
+
+    def cached_tokens(self, model: str, prompt: PageChain) -> int:
+        return self.engines[model].mirror.device_tokens(prompt)
+
+    def kv_version(self, model: str) -> int:
+        return self.engines[model].mirror.version
+
+    # --- what they do ----------------------------------------------------------------------------------------------
+
+    def send(self, model: str, message: ToEngine) -> None:
+        self._holds.send(model, message)
+
+    async def switch(self, source: str | None, target: str) -> SwitchTimes:
+        """As ``engine.switch``, but a source that is still busy is given a few seconds, and a target in its back-off is refused before
+        anything is touched. Raises SwitchFailed."""
+        backoff, until_s = self._backoffs[target], time.monotonic() + _DRAIN_S
+        if not self.alive(target) and time.monotonic() < backoff.until_s:
+            raise SwitchFailed(f"{target!r} is not started again yet: {backoff.why}")
+        while True:
+            try:
+                attempt = switch(None if source is None else self.engines[source], self.engines[target])
+                return await (attempt if self.alive(target) else self._opening(target, attempt))
+            except Busy as busy:
+                if time.monotonic() >= until_s:
+                    raise SwitchFailed(f"{source!r} cannot be parked: {busy}") from busy
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _opening(self, model: str, work: Coroutine[Any, Any, T]) -> T:
+        """Do what starts the model's engine, and keep the book of its starts."""
+        try:
+            result = await work
+        except EngineFailed as error:
+            if error.model == model:
+                self._backoffs[model].failed(str(error), time.monotonic())
+            raise
+        self._backoffs[model].started(time.monotonic())
+        return result
+
+    async def flush(self, model: str) -> None:
+        """Empty the prefix cache of the active, idle model. Raises EngineFailed."""
+        try:
+            await self.engines[model].flush()
+        except Busy as busy:
+            raise EngineFailed(f"{model!r} cannot be flushed: {busy}") from busy
+
+    async def close(self, model: str) -> None:
+        await self.engines[model].stop()
+
+    def kill(self, model: str, why: str) -> None:
+        """End an engine that hangs; ``on_down`` follows."""
+        task = asyncio.create_task(self.engines[model].fail(why))
+        self._kills.add(task)
+        task.add_done_callback(self._kills.discard)
+
+    async def reap(self, model: str) -> None:
+        """Wait until a dead engine may be started again."""
+        await asyncio.sleep(self._backoffs[model].until_s - time.monotonic())
+
+    def _died(self, model: str, why: str) -> None:
+        self._backoffs[model].failed(why, time.monotonic())
+        self._on_down(model, why)
