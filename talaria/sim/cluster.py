@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
-from simpy.core import Environment
 from simpy.events import Event, Timeout
 
 from talaria.policy.calls import Call, LineKey
@@ -41,6 +40,7 @@ from talaria.report.recording import RecordingRouter
 from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, LogicalSwitch
 from talaria.sim.instance import SimInstance
+from talaria.sim.kernel import Alarm, Kernel
 from talaria.sim.prefixes import PromptBook
 from talaria.sim.scenario import Telemetry
 from talaria.workload.session import Session, TraceCall
@@ -80,7 +80,7 @@ class Cluster:
     """Runs a schedule of sessions to its end against one router and its instances."""
 
     def __init__(
-        self, env: Environment, router: Router | RecordingRouter, record: RunRecord, prompts: PromptBook, *, pool: int | None,
+        self, env: Kernel, router: Router | RecordingRouter, record: RunRecord, prompts: PromptBook, *, pool: int | None,
         gap_cap_s: float | None, telemetry: Telemetry, warmup_s: float,
     ) -> None:  # fmt: skip
         self.truth: dict[int, CallTruth] = {}
@@ -104,7 +104,7 @@ class Cluster:
         self._ended = 0
         self._started_sessions = 0
         self._no_more_sessions = False
-        self._poll_alarm: Event | None = None
+        self._poll_alarm: Alarm | None = None
         self._quiet: Event | None = None
 
     @property
@@ -121,7 +121,7 @@ class Cluster:
         self._env.process(self._heartbeats())
         self._env.run(until=self.finished_all)
         self._record.makespan_s = self._env.now
-        self._record.events = next(self._env._eid)  # the kernel numbers its events; it has no public count
+        self._record.events = self._env.events
         if self._issued != self._ended or self._calls or self._queued:
             raise ConservationError(f"{self._issued} calls issued, {self._ended} ended, {len(self._calls)} open")
 
@@ -231,8 +231,11 @@ class Cluster:
         """The router's own queue has deadlines: come back when the next one is due."""
         due_s = self._router.next_poll_s()
         if due_s is not None and self._queued:
-            self._poll_alarm = Timeout(self._env, max(0.0, due_s - self._env.now))
-            self._poll_alarm.callbacks = [lambda event: self._poll() if event is self._poll_alarm else None]
+            self._poll_alarm = self._env.alarm(max(0.0, due_s - self._env.now), self._on_poll_alarm)
+
+    def _on_poll_alarm(self, alarm: Alarm) -> None:
+        if alarm is self._poll_alarm:
+            self._poll()
 
     def _poll(self) -> None:
         for decision in self._router.poll(self._env.now):
@@ -307,8 +310,10 @@ class Cluster:
     def _publish(self, instance: SimInstance) -> None:
         """A snapshot leaves the instance now and reaches the router after the telemetry delay."""
         self.footprint_peaks(instance)
-        arrival = Timeout(self._env, self._telemetry.delay_s, instance.snapshot())
-        arrival.callbacks = [lambda event: self._observe(event.value)]
+        self._env.alarm(self._telemetry.delay_s, self._on_snapshot, instance.snapshot())
+
+    def _on_snapshot(self, alarm: Alarm) -> None:
+        self._observe(alarm.value)
 
     def _observe(self, snapshot: InstanceSnapshot) -> None:
         self._router.observe(snapshot, self._env.now)

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
-from simpy.core import Environment
-from simpy.events import Event, Timeout
+from simpy.events import Event
 
 from talaria.policy.instance import CallView
 from talaria.policy.timing import Timing
+from talaria.sim.kernel import Alarm, Kernel
 
 
 class Run:
@@ -81,7 +81,7 @@ class Engine:
     """
 
     def __init__(
-        self, env: Environment, first_token: Callable[[Run], None], segment_ended: Callable[[Run, str], None],
+        self, env: Kernel, first_token: Callable[[Run], None], segment_ended: Callable[[Run, str], None],
         decode_noise: Callable[[], float], *, macro: bool = True,
     ) -> None:  # fmt: skip
         self._env = env
@@ -92,7 +92,7 @@ class Engine:
         self._timing: Timing | None = None
         self._model = ""
         self._mode = _Mode.IDLE
-        self._alarm: Event | None = None
+        self._alarm: Alarm | None = None
         self._queue: deque[tuple[list[Run], float, bool]] = deque()
         self._heap: list[tuple[int, int, Run]] = []
         self._pushed = 0
@@ -159,8 +159,7 @@ class Engine:
         """At a boundary: the queue first, then a macro-step up to the next end of a segment."""
         if self._queue:
             self._mode = _Mode.PREFILL
-            self._alarm = Timeout(self._env, self._queue[0][1])
-            self._alarm.callbacks = [self._finish_prefill]
+            self._alarm = self._env.alarm(self._queue[0][1], self._finish_prefill)
         elif self._heap:
             assert self._timing is not None
             self._mode = _Mode.DECODE
@@ -168,8 +167,7 @@ class Engine:
             self._macro_steps = steps if self._macro else min(steps, 1)
             self._macro_started_s = self._env.now
             self._macro_s = self._factor * self._timing.steps_s(self._macro_steps, self._batch, self._context)
-            self._alarm = Timeout(self._env, self._macro_s)
-            self._alarm.callbacks = [self._finish_macro_step]
+            self._alarm = self._env.alarm(self._macro_s, self._finish_macro_step)
         else:
             self._mode = _Mode.IDLE
             self._alarm = None
@@ -182,8 +180,7 @@ class Engine:
             assert self._timing is not None
             self._macro_steps = steps
             self._macro_s = self._factor * self._timing.steps_s(steps, self._batch, self._context)
-            self._alarm = Timeout(self._env, max(0.0, self._macro_s - elapsed_s))
-            self._alarm.callbacks = [self._finish_macro_step]
+            self._alarm = self._env.alarm(max(0.0, self._macro_s - elapsed_s), self._finish_macro_step)
 
     def _steps_within(self, elapsed_s: float) -> int:
         """The fewest whole steps that last at least ``elapsed_s``: the root of a·k² + b·k = elapsed, rounded up."""
@@ -199,8 +196,8 @@ class Engine:
             steps += 1
         return steps
 
-    def _finish_prefill(self, event: Event) -> None:
-        if event is not self._alarm:
+    def _finish_prefill(self, alarm: Alarm) -> None:
+        if alarm is not self._alarm:
             return
         runs, _, fresh = self._queue.popleft()
         self._mode = _Mode.BOUNDARY
@@ -230,8 +227,8 @@ class Engine:
         if self._mode is _Mode.BOUNDARY:
             self._continue()
 
-    def _finish_macro_step(self, event: Event) -> None:
-        if event is not self._alarm:
+    def _finish_macro_step(self, alarm: Alarm) -> None:
+        if alarm is not self._alarm:
             return
         steps, batch = self._macro_steps, self._batch
         self.decode_s += self._macro_s

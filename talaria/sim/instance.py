@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import cast
 
-from simpy.core import Environment
 from simpy.events import Event as KernelEvent
-from simpy.events import Timeout
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import (
@@ -52,6 +50,7 @@ from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapsho
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Engine, Run
 from talaria.sim.host import CallTruth, Ground, Host, LogicalSwitch, StepLog
+from talaria.sim.kernel import Alarm, Kernel
 from talaria.sim.lines import LineBook
 from talaria.sim.memory import NO_ROOM, TOO_LARGE, InstanceMemory
 
@@ -60,7 +59,7 @@ class SimInstance:
     """Implements ``policy.instance.Instance`` and hosts one ``SlotScheduler``."""
 
     def __init__(
-        self, env: Environment, index: int, name: str, capabilities: Capabilities, models: tuple[str, ...], ground: Ground,
+        self, env: Kernel, index: int, name: str, capabilities: Capabilities, models: tuple[str, ...], ground: Ground,
         memory: InstanceMemory, beliefs: dict[str, Timing], knobs: Knobs, truth: Mapping[int, CallTruth], host: Host,
         log: StepLog | None = None, watched: bool = False,
     ) -> None:  # fmt: skip
@@ -90,9 +89,9 @@ class SimInstance:
         self._engine = Engine(env, self._on_first_token, self._on_segment_end, ground.decode_factor, macro=ground.macro)
         self._inbox: deque[Event] = deque()
         self._stepping = False
-        self._tick: KernelEvent | None = None
+        self._tick: Alarm | None = None
         self._tick_at_s: float | None = None
-        self._switch_alarm: KernelEvent | None = None
+        self._switch_alarm: Alarm | None = None
         self._version = 0
         self._submitted = 0
         self._lines = LineBook(memory)
@@ -265,11 +264,10 @@ class SimInstance:
 
     def _wake_at(self, until_s: float) -> None:
         self._tick_at_s = until_s
-        self._tick = Timeout(self._env, max(0.0, until_s - self._env.now))
-        self._tick.callbacks = [self._on_tick]
+        self._tick = self._env.alarm(max(0.0, until_s - self._env.now), self._on_tick)
 
-    def _on_tick(self, event: KernelEvent) -> None:
-        if event is self._tick:
+    def _on_tick(self, alarm: Alarm) -> None:
+        if alarm is self._tick:
             self._tick = self._tick_at_s = None
             self._happened(Tick())
 
@@ -412,14 +410,13 @@ class SimInstance:
                 self.view.models[source].residency = Residency.PARKED
         self._switching_to = target
         self.view.active = None
-        self._switch_alarm = Timeout(self._env, sum(phases), record)
-        self._switch_alarm.callbacks = [self._finish_switch]
+        self._switch_alarm = self._env.alarm(sum(phases), self._finish_switch, record)
 
-    def _finish_switch(self, event: KernelEvent) -> None:
-        if event is not self._switch_alarm:
+    def _finish_switch(self, alarm: Alarm) -> None:
+        if alarm is not self._switch_alarm:
             return
         self._switch_alarm = None
-        record = cast(LogicalSwitch, event.value)
+        record = cast(LogicalSwitch, alarm.value)
         self.memory.activate(record.target)
         self._engine.load(record.target, self._ground.timing[record.target])
         self.view.active = record.target

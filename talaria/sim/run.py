@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from simpy.core import Environment
-
 from talaria.errors import InputError, unknown_name
 from talaria.policy.knobs import Knobs, with_values
 from talaria.policy.rounds import protected_steps
@@ -24,6 +22,7 @@ from talaria.sim.cluster import Cluster
 from talaria.sim.config import Config
 from talaria.sim.host import Ground
 from talaria.sim.instance import SimInstance
+from talaria.sim.kernel import Kernel
 from talaria.sim.memory import InstanceMemory, layouts
 from talaria.sim.noise import Factors, factors
 from talaria.sim.prefixes import PromptBook
@@ -206,7 +205,7 @@ def simulate(
     if timeline or keep_names:
         record.hbm_samples = hbm_columns()
         record.session_names = []
-    env, forest = Environment(), PrefixForest()
+    env, forest = Kernel(), PrefixForest()
     arguments = _router_arguments(plan)
     router = ROUTERS[plan.config.router](**arguments)
     asked: Router | RecordingRouter = router
@@ -239,7 +238,7 @@ def _log_header(plan: RunPlan, seed: int, log: DecisionLog, router_arguments: di
 
 
 def _build(
-    plan: RunPlan, index: int, seed: int, env: Environment, forest: PrefixForest, cluster: Cluster, log: DecisionLog | None
+    plan: RunPlan, index: int, seed: int, env: Kernel, forest: PrefixForest, cluster: Cluster, log: DecisionLog | None
 ) -> SimInstance:
     item, scenario = plan.instances[index], plan.scenario
     hardware = item.profile.hardware

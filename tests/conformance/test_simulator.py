@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from simpy.core import Environment
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC
@@ -15,6 +14,7 @@ from talaria.profiles import load as load_profile
 from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, Ground, LogicalSwitch
 from talaria.sim.instance import SimInstance
+from talaria.sim.kernel import Kernel
 from talaria.sim.memory import InstanceMemory
 from talaria.sim.noise import factors
 from talaria.substrate.prefix import PrefixForest
@@ -34,7 +34,7 @@ class SimulatedWorld:
         self.endings: list[tuple[int, str]] = []
         self.rounds: list[RoundSummary] = []
         self._tau_s = setup.tau_s
-        self._env = Environment()
+        self._env = Kernel()
         self._forest = PrefixForest()
         self._truth: dict[int, CallTruth] = {}
         self._nodes: dict[LineKey, int] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simpy.core import Environment
 
 from talaria.policy.instance import CallView
 from talaria.sim.engine import Engine, Run
+from talaria.sim.kernel import Kernel
 from tests.policy.builders import TIMING, call
 
 STEP_S = 0.02
@@ -18,7 +18,7 @@ class Bench:
     """An engine with a step of 20 ms whatever the batch, and what it reported: (time, call, what)."""
 
     def __init__(self, *, macro: bool = True) -> None:
-        self.env = Environment()
+        self.env = Kernel()
         self.told: list[tuple[float, int, str]] = []
         self.engine = Engine(self.env, self._first, self._ended, lambda: 1.0, macro=macro)
         self.engine.load("m", replace(TIMING, decode_base_s=STEP_S))
