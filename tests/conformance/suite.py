@@ -196,14 +196,14 @@ class Conformance:
         scene = self.scene(Setup())
         first, second = scene.world.models
         call = scene.first("a")
-        scene.first("b", model=1)
+        last = scene.first("b", model=1)
         shown = scene.world.instance.snapshot()
         assert (shown.models[first].queued, shown.models[first].in_flight) == (0, 1)
         assert (shown.models[second].queued, shown.models[second].in_flight) == (1, 0)
         assert shown.models[second].queued_work_s > 0.0 and shown.models[second].activate_s > 0.0 == shown.models[first].activate_s
         scene.world.settle()
         lines = scene.world.instance.snapshot().lines
-        assert call.key in lines and lines[call.key].tokens > 0
+        assert call.key in lines and lines[last.key].tokens > 0
 
     def test_a_dead_engine_takes_calls_and_serves_them_when_it_is_up(self) -> None:
         scene = self.scene(Setup())

@@ -1,0 +1,781 @@
+"""One TP group of real engines: both faces of an instance over what the engines report.
+
+The slot scheduler decides, this executes: admission is a grant to a call that its engine holds, a switch parks one engine and
+activates another. The view is kept current in place, as in the simulator; nothing here waits, reads a socket or a clock of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from talaria.gpu.agent.calls import AgentCall, Client
+from talaria.gpu.agent.decode import DecodeClock
+from talaria.gpu.agent.lines import LineBook
+from talaria.gpu.agent.seen import SeenSubmissions
+from talaria.gpu.engine.errors import EngineFailed
+from talaria.gpu.engine.switch import SwitchTimes
+from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.protocol.agent import CallEnded, Switched
+from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress, ToEngine
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.instance import (
+    Admit,
+    Arrived,
+    CallView,
+    Cancelled,
+    Close,
+    Command,
+    EngineDown,
+    EngineUp,
+    EngineView,
+    Event,
+    FirstToken,
+    LeaseChanged,
+    ModelView,
+    Open,
+    Rejected,
+    Report,
+    Resume,
+    RoundSummary,
+    SegmentEnded,
+    Stop,
+    Switch,
+    SwitchDone,
+    SwitchFailed,
+    Tick,
+    Wait,
+)  # fmt: skip
+from talaria.policy.knobs import Knobs
+from talaria.policy.predict import Predictor
+from talaria.policy.slots import SlotScheduler
+from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
+from talaria.policy.timing import Timing
+
+LEASE_WORD_S = 0.05
+"""How long the end of a completed call waits for the gateway's word on its line's lease."""
+LEASE_GRACE_S = 0.02
+"""How long an early end of a lease waits for the submission that it announces: they come over two connections."""
+MOST_ATTEMPTS = 3
+"""Engines that may die under one call before it is given up: it may be what kills them."""
+_HASTE_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of the group, in bytes over all its ranks, as far as the profile knows; else 0."""
+
+    weight_bytes: Mapping[str, int]
+    hbm_capacity_bytes: int = 0
+    host_weight_bytes: int = 0
+
+
+class Engines(Protocol):
+    """The engines of one group, one per model, of which at most one is active."""
+
+    def residency(self, model: str) -> Residency: ...
+
+    def alive(self, model: str) -> bool:
+        """Whether it takes requests, active or parked."""
+
+    def limits(self, model: str) -> Hello:
+        """What an engine that has been up said of itself, the last time."""
+
+    def cached_tokens(self, model: str, prompt: PageChain) -> int:
+        """Tokens of the prompt that the device holds now."""
+
+    def kv_version(self, model: str) -> int:
+        """Changes with every change of what the device holds."""
+
+    def send(self, model: str, message: ToEngine) -> None: ...
+
+    def kill(self, model: str, why: str) -> None:
+        """It does not answer any more; its death is then reported like any other."""
+
+    async def switch(self, source: str | None, target: str) -> SwitchTimes:
+        """Park one and activate the other, by a start if it is absent. Raises EngineFailed; then ``residency`` tells of both."""
+
+    async def close(self, model: str) -> None: ...
+
+    async def reap(self, model: str) -> None:
+        """An engine has died: wait until it is safe and sensible to start it again."""
+
+    async def flush(self, model: str) -> None:
+        """Empty the prefix cache of the active one. Raises EngineFailed."""
+
+
+class Host(Protocol):
+    """Whom the instance tells what happened."""
+
+    def call_ended(self, ended: CallEnded, key: LineKey) -> None:
+        """The last word on a call. Whoever grants leases answers a completed one with ``lease_changed``, even if there is none."""
+
+    def round_closed(self, summary: RoundSummary) -> None: ...
+
+    def switched(self, switch: Switched) -> None: ...
+
+    def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None: ...
+
+    def stepped(self, event: Event, view: EngineView, now_s: float, commands: list[Command]) -> None:
+        """Before the commands are carried out."""
+
+    def slot_opened(self) -> None:
+        """A moment at which routers want to know."""
+
+    def health_changed(self) -> None: ...
+
+
+class AgentInstance:
+    """Implements ``policy.instance.Instance``, but for submissions, which their gateway has numbered, and hosts one ``SlotScheduler``."""
+
+    def __init__(
+        self, name: str, capabilities: Capabilities, engines: Engines, beliefs: dict[str, Timing], sizes: Sizes, knobs: Knobs, host: Host,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.id = name
+        self.runs: dict[int, AgentCall] = {}
+        """Calls that have not had their last word, by id."""
+        self.changed = True
+        """Since the last snapshot, made at ``published_s``."""
+        self.published_s = 0.0
+        self._engines = engines
+        self._beliefs = beliefs
+        self._sizes = sizes
+        self._host = host
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._inbox: deque[Event] = deque()
+        self._stepping = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._tick_at_s: float | None = None
+        self._version = 0
+        self._switch: tuple[str | None, str] | None = None
+        """(source, target) of the switch or open under way."""
+        self._switch_task: asyncio.Task[None] | None = None
+        self._closing: list[str] = []
+        self._declined = ""
+        self._down: set[str] = set()
+        """Models whose engine died and is not yet taken away."""
+        self._heard_s: dict[str, float] = {}
+        self._begin(knobs, capabilities)
+
+    def _begin(self, knobs: Knobs, capabilities: Capabilities) -> None:
+        """A fresh scheduler and empty books, over the engines as they are."""
+        self.capabilities = capabilities
+        self.rounds = 0
+        self.deadline_risk = 0
+        self.seen = SeenSubmissions()
+        self.view = EngineView(capabilities, {name: ModelView(timing, Residency.ABSENT) for name, timing in self._beliefs.items()})
+        self.view.hbm_capacity_bytes = self._sizes.hbm_capacity_bytes
+        self._scheduler = SlotScheduler(knobs)
+        self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
+        self._decode = DecodeClock()
+        self._lines = LineBook(self._cached_tokens)
+        self._awaiting_word: dict[LineKey, list[tuple[AgentCall, asyncio.TimerHandle]]] = {}
+        self._kv_versions: dict[str, int] = {}
+        """As of the last snapshot, by model."""
+        self._looked: tuple[str | None, int] = (None, 0)
+        """Model and version of its KV as of the last look at waiting calls."""
+        self._phase: tuple[str, float, str | None] = ("idle", self._clock(), None)
+        self._show_residency()
+
+    # --- the router's face -----------------------------------------------------------------------------------------
+
+    def submit(self, call: Call, client: Client, seq: int) -> AgentCall:
+        """Take submission ``seq``. The scheduler hears of it when its engine has rendered it, at once where there is none to do so."""
+        run = AgentCall(CallView(call, self._clock()), client, seq)
+        run.arrived_round = self.rounds
+        self.runs[call.id] = run
+        if self._engines.alive(run.model):
+            self._post(run)
+        else:
+            self._arrive(run)
+        return run
+
+    def healthy(self) -> bool:
+        return self.view.healthy
+
+    def lease_changed(self, key: LineKey, expires_s: float | None) -> None:
+        """A grant is noted; an early end waits for the submission that it may announce. Either is the word on a completed call."""
+        model = self.view.models.get(key.model)
+        if model is None:
+            return
+        if expires_s is not None:
+            model.leases[key] = (self._clock(), expires_s)
+        elif key in model.leases:
+            self._loop.call_later(LEASE_GRACE_S, self._lease_over, key, model.leases[key])
+        self._settle(key)
+
+    def _lease_over(self, key: LineKey, lease: tuple[float, float]) -> None:
+        model = self.view.models[key.model]
+        if model.leases.get(key) is not lease:
+            return
+        if any(not run.arrived and run.view.call.key[:3] == key[:3] for run in self.runs.values()):
+            self._loop.call_later(LEASE_GRACE_S, self._lease_over, key, lease)
+            return
+        del model.leases[key]
+        if lease[1] > self._clock() and key.model == self.view.active and not model.running:
+            self._happened(LeaseChanged(key, None))
+
+    def live_leases(self) -> list[tuple[LineKey, float, float]]:
+        """(line, granted, expires) of all leases that have not run out."""
+        now_s = self._clock()
+        return [(key, *times) for model in self.view.models.values() for key, times in model.leases.items() if times[1] > now_s]
+
+    def forget(self, key: LineKey) -> None:
+        """The session has ended: its line is of no interest any more, its cached KV lives until evicted."""
+        self._lines.forget(key)
+
+    def snapshot(self) -> InstanceSnapshot:
+        now_s = self._clock()
+        self._doubt_lines()
+        self._version += 1
+        slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
+        models = {name: self._model_snapshot(name, model, *slots[name]) for name, model in self.view.models.items()}
+        self.changed = False
+        self.published_s = now_s
+        weights = self._sizes.weight_bytes
+        used_bytes = 0 if self.view.active is None else weights[self.view.active]
+        return InstanceSnapshot(
+            instance=self.id, version=self._version, time_s=now_s, seen_seq=self.seen.last, healthy=self.view.healthy,
+            capabilities=self.capabilities, models=models, lines=self._lines.states(), round_left_s=round_left_s, round_load_s=load_s,
+            deadline_risk=self.deadline_risk, hbm_used_bytes=used_bytes, hbm_capacity_bytes=self._sizes.hbm_capacity_bytes,
+            slack_bytes=0, host_kv_bytes=0, host_weight_bytes=self._sizes.host_weight_bytes,
+        )  # fmt: skip
+
+    def _doubt_lines(self) -> None:
+        """The states of lines are looked up again where their model's KV has changed, or has left the device."""
+        for name in self.view.models:
+            version = self._engines.kv_version(name) if name == self.view.active else -1
+            if self._kv_versions.get(name) != version:
+                self._kv_versions[name] = version
+                self._lines.doubt(name)
+
+    def _model_snapshot(self, name: str, model: ModelView, next_slot_s: float, queued_work_s: float) -> ModelSnapshot:
+        timing, active = model.timing, name == self.view.active
+        absent = model.residency is Residency.ABSENT
+        activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(0.0)
+        free_tokens = 0 if absent else self._free_tokens(name) if active else self._engines.limits(name).kv_tokens
+        return ModelSnapshot(
+            model.residency, float(active), len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
+            activate_s, free_tokens, self._sizes.weight_bytes[name], timing,
+        )  # fmt: skip
+
+    # --- events and commands ---------------------------------------------------------------------------------------
+
+    def _happened(self, event: Event) -> None:
+        """Give ``event`` to the scheduler and carry out what it commands; events that follow at once wait their turn."""
+        if self._stepping:
+            self._inbox.append(event)
+            return
+        self._stepping = self.changed = True
+        view, now_s = self.view, self._clock()
+        try:
+            while True:
+                self._refresh_view()
+                commands = self._scheduler.step(event, view, now_s)
+                self._host.stepped(event, view, now_s, commands)
+                until_s = None
+                for command in commands:
+                    if type(command) is Wait:
+                        until_s = command.until_s
+                    else:
+                        self._execute(command)
+                self._wake_at(until_s)
+                self._watch_phase()
+                if not self._inbox:
+                    break
+                event = self._inbox.popleft()
+        finally:
+            self._stepping = False
+
+    def _refresh_view(self) -> None:
+        """What the scheduler reads of the active model's memory, as it is now."""
+        active = self.view.active
+        if active is None or not (model := self.view.models[active]).waiting:
+            return
+        model.free_kv_tokens = self._free_tokens(active)
+        now = (active, self._engines.kv_version(active))
+        if now != self._looked:
+            self._looked = now
+            for call_id in model.waiting:
+                self._look(self.runs[call_id])
+
+    def _watch_phase(self) -> None:
+        """Tell the host of each phase when it is over, for the timeline."""
+        phase = self._scheduler.phase(self.view)
+        before, since_s, of = self._phase
+        if phase == before:
+            return
+        now_s = self._clock()
+        if before != "idle" and of is not None:
+            self._host.phase(before, of, since_s, now_s)
+        self._phase = (phase, now_s, self._switch[1] if self._switch is not None else self.view.active)
+
+    def _execute(self, command: Command) -> None:
+        if type(command) is Admit:
+            for call_id, grant in command.batch:
+                self._admit(self.runs[call_id], grant, by_sp=command.phase == "SP")
+        elif type(command) is Resume:
+            for call_id, grant in command.batch:
+                self._resume(self.runs[call_id], grant)
+        elif type(command) is Switch:
+            self._begin_switch(command.model)
+        elif type(command) is Close:
+            self._close(command.model)
+        elif type(command) is Open:
+            self._open(command.model)
+        elif type(command) is Report:
+            self._report(command.round)
+        elif type(command) is Stop:
+            raise NotImplementedError("an abort is not exact: segments end by their grants")
+
+    def _wake_at(self, until_s: float | None) -> None:
+        if until_s == self._tick_at_s:
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick_at_s, self._tick = until_s, None
+        if until_s is not None:
+            self._tick = self._loop.call_later(max(0.0, until_s - self._clock()), self._on_tick)
+
+    def _on_tick(self) -> None:
+        assert self._tick_at_s is not None
+        left_s = self._tick_at_s - self._clock()
+        if left_s > 0.0:  # the loop's timers are a little coarser than the clock
+            self._tick = self._loop.call_later(max(left_s, _HASTE_S), self._on_tick)
+            return
+        self._tick = self._tick_at_s = None
+        self._happened(Tick())
+
+    def _report(self, summary: RoundSummary) -> None:
+        self._predictor.observe(summary)
+        for name, model in self.view.models.items():
+            model.timing = self._predictor.timing(name)
+        self.rounds += 1
+        self.deadline_risk += summary.at_risk
+        for slot in summary.slots:
+            for call_id in slot.parked_calls:
+                run = self.runs.get(call_id)
+                if run is not None:
+                    run.parked += 1
+        self._host.round_closed(summary)
+
+    # --- a call's way in -------------------------------------------------------------------------------------------
+
+    def _post(self, run: AgentCall) -> None:
+        run.posted = True
+        run.attempts += 1
+        run.client.post(run.model)
+
+    def _arrive(self, run: AgentCall) -> None:
+        run.arrived = True
+        self.seen.add(run.seq)
+        self._look(run)
+        self.view.models[run.model].waiting[run.id] = run.view
+        self._happened(Arrived(run.view.call))
+
+    def _look(self, run: AgentCall) -> None:
+        """Where the call's prefix is right now."""
+        run.view.device_tokens = 0 if run.chain is None else self._cached_tokens(run.model, run.chain)
+
+    def _cached_tokens(self, model: str, prompt: PageChain) -> int:
+        """Nothing survives on the device while another model is active."""
+        return self._engines.cached_tokens(model, prompt) if model == self.view.active else 0
+
+    def _free_tokens(self, model: str) -> int:
+        """KV that could be allocated now, evicting idle prefixes: all but what calls in flight hold on the device."""
+        view = self.view.models[model]
+        held = sum(item.call.prompt_tokens + item.generated_tokens for item in view.held.values() if self.runs[item.call.id].on_device)
+        running = sum(item.call.prompt_tokens + item.generated_tokens for item in view.running.values())
+        return max(0, self._engines.limits(model).kv_tokens - held - running)
+
+    def _held(self, run: AgentCall, message: Held) -> None:
+        """Its engine has rendered it: from now on its counts are exact."""
+        limits = self._engines.limits(run.model)
+        run.prompt, run.ready = message.prompt, True
+        if run.dropped:
+            self._engines.send(run.model, Drop(run.engine_id, 504, run.dropped))
+            return
+        if run.chain is None:
+            run.chain = PageChain(limits.page_tokens, run.prompt)
+            run.view.call = self._lines.exact(run.view.call, run.prompt, run.chain)
+        tokens, most = run.view.call.prompt_tokens, min(limits.kv_tokens, limits.context_tokens) - 1
+        if tokens > most:
+            self._refuse(run, f"the prompt has {tokens} tokens: {run.model} takes at most {most} here")
+        elif not run.arrived:
+            self._arrive(run)
+        elif run.grant_steps is not None:
+            self._grant(run, run.grant_steps)
+        else:
+            self._look(run)
+
+    def _refuse(self, run: AgentCall, why: str) -> None:
+        """The call can never be served; its client is told so in its own format by the engine that holds it."""
+        self._engines.send(run.model, Drop(run.engine_id, 400, why))
+        self._give_up(run, why)
+
+    def _give_up(self, run: AgentCall, why: str) -> None:
+        """The call fails for good, and its client knows."""
+        if self._take_out(run):
+            self._leave(run, "failed", why)
+            self._happened(Rejected(run.id, why, final=True))
+        else:
+            self._leave(run, "failed", why)
+
+    def _admit(self, run: AgentCall, grant: int, *, by_sp: bool) -> None:
+        model = self.view.models[run.model]
+        refusal = self._refusal(run, model)
+        if refusal:
+            self._inbox.append(Rejected(run.id, refusal))
+            return
+        self._look(run)
+        del model.waiting[run.id]
+        model.running[run.id] = run.view
+        run.by_sp, run.admitted_s = by_sp, self._clock()
+        run.rounds_waited = self.rounds - run.arrived_round
+        if run.ready:
+            self._grant(run, grant)
+            return
+        run.grant_steps = grant
+        if not run.posted:
+            self._post(run)
+
+    def _refusal(self, run: AgentCall, model: ModelView) -> str:
+        """Why the engine would only queue the call beside what runs, which would stall the batch it is in; empty: it fits."""
+        if model.running and run.view.call.prompt_tokens >= self._free_tokens(run.model):
+            return "no free KV"
+        return ""
+
+    def _resume(self, run: AgentCall, grant: int) -> None:
+        model = self.view.models[run.model]
+        model.running[run.id] = model.held.pop(run.id)
+        self._grant(run, grant)
+
+    def _grant(self, run: AgentCall, steps: int) -> None:
+        run.grant_steps, run.granted = None, True
+        self._heard_s[run.model] = self._clock()
+        self._engines.send(run.model, Grant(run.engine_id, steps))
+
+    # --- what engines say ------------------------------------------------------------------------------------------
+
+    def heard(self, model: str, message: FromEngine) -> None:
+        """A message about one of its calls; one about a call that is over is of no interest."""
+        self._heard_s[model] = self._clock()
+        if not isinstance(message, Held | Progress | Ended):
+            return
+        run = self.runs.get(int(message.call.rpartition("-")[2], 16))
+        if run is None or run.model != model or not run.posted:
+            return
+        if type(message) is Progress:
+            self._progressed(run, message.output_tokens)
+        elif type(message) is Ended:
+            self._ended(run, message)
+        elif type(message) is Held:
+            self._held(run, message)
+
+    def _progressed(self, run: AgentCall, output_tokens: int) -> None:
+        if not run.granted:
+            return
+        now_s = self._clock()
+        if self._decode.knows(run.id):
+            self._decode.decoded(run.id, output_tokens, now_s)
+            return
+        self._decode.prefilled(run.id, run.view.call.prompt_tokens, output_tokens, now_s)
+        if run.view.generated_tokens == 0:
+            run.view.generated_tokens = 1
+            run.first_token_s = now_s
+            self._happened(FirstToken(run.id))
+
+    def _ended(self, run: AgentCall, message: Ended) -> None:
+        if not run.granted:  # it was held: its client went away, or its connection to the engine broke
+            self._cancelled(run, run.dropped or message.why or "its client went away")
+            return
+        if message.output_tokens > 0:
+            self._progressed(run, message.output_tokens)
+        run.granted = False
+        model = self.view.models[run.model]
+        self._decode.ended(run.id)
+        self._decode.show(model)
+        if run.cached_tokens is None and message.output_tokens > 0:
+            run.cached_tokens = run.view.device_tokens = min(message.cached_tokens, run.view.call.prompt_tokens)
+        run.output += message.tokens
+        run.view.generated_tokens = message.output_tokens
+        if run.dropped or message.reason == "aborted":
+            self._cancelled(run, run.dropped or "its client went away")
+        elif message.reason == "failed":
+            self._give_up(run, message.why)
+        elif message.reason == "finished":
+            self._finished(run)
+        else:
+            run.on_device = True
+            model.held[run.id] = model.running.pop(run.id)
+            self._happened(SegmentEnded(run.id, message.output_tokens, "grant"))
+
+    def _finished(self, run: AgentCall) -> None:
+        """The scheduler hears of it when the line's lease is known, or soon after: else its slot would close in a return's face."""
+        call, now_s = run.view.call, self._clock()
+        assert run.chain is not None
+        chain = run.chain.copy()
+        chain.extend(bytes(run.output))
+        self._lines.used(call, chain, run.prompt + run.output, now_s)
+        timer = self._loop.call_later(LEASE_WORD_S, self._settle, call.key)
+        self._awaiting_word.setdefault(call.key, []).append((run, timer))
+        self._leave(run, "completed", "")
+
+    def _settle(self, key: LineKey) -> None:
+        """Let the scheduler hear of the completed calls of a line."""
+        for run, timer in self._awaiting_word.pop(key, ()):
+            timer.cancel()
+            del self.view.models[run.model].running[run.id]
+            self._happened(SegmentEnded(run.id, run.view.generated_tokens, "finished"))
+
+    def _leave(self, run: AgentCall, outcome: str, why: str) -> None:
+        """The call's last word."""
+        run.over = True
+        del self.runs[run.id]
+        self.seen.add(run.seq)
+        self._host.call_ended(run.books(outcome, why, self._clock()), run.view.call.key)
+        run.client.ended()
+
+    # --- ends that are not the engine's doing -----------------------------------------------------------------------
+
+    def end_early(self, run: AgentCall, status: int, why: str) -> None:
+        """The client went away, or the call's deadline has come: its client is told ``why``, its engine lets go of it."""
+        if run.over or run.dropped:
+            return
+        run.dropped = why
+        if run.ready:
+            self._engines.send(run.model, Drop(run.engine_id, status, why))
+        else:
+            run.client.fail(status, why)
+        if not run.granted:
+            self._cancelled(run, why)
+
+    def answered(self, run: AgentCall, status: int) -> None:
+        """The engine has answered without ever holding the call: it refused it, or the request generates nothing."""
+        if not run.over:
+            run.ready = False
+            if status < 400:
+                self._take_out(run)
+                self._leave(run, "completed", "")
+            else:
+                self._give_up(run, f"the engine answered {status}")
+
+    def _cancelled(self, run: AgentCall, why: str) -> None:
+        arrived = self._take_out(run)
+        self._leave(run, "failed", why)
+        if arrived:
+            self._happened(Cancelled(run.id))
+
+    def _take_out(self, run: AgentCall) -> bool:
+        """Out of the view; whether the scheduler knew the call."""
+        model = self.view.models[run.model]
+        for calls in (model.waiting, model.running, model.held):
+            calls.pop(run.id, None)
+        return run.arrived
+
+    # --- switches --------------------------------------------------------------------------------------------------
+
+    def _close(self, model: str) -> None:
+        """Calls that wait are posted again when the model comes back; calls in flight would lose what they have: not now."""
+        if self.view.models[model].held:
+            self._declined = model
+            return
+        self._closing.append(model)
+        self.view.models[model].residency = Residency.ABSENT
+
+    def _open(self, model: str) -> None:
+        declined, self._declined = self._declined, ""
+        if declined:
+            self._inbox.append(SwitchFailed(model, f"{declined} has calls in flight and cannot make room"))
+        else:
+            self._begin_switch(model)
+
+    def _begin_switch(self, target: str) -> None:
+        source = self.view.active
+        assert not any(run.granted for run in self.runs.values()), "a switch met a busy engine"
+        if source is not None:
+            self._lose_device(source)
+            if self.view.models[source].residency is Residency.ACTIVE:  # else it is closed to make room
+                self.view.models[source].residency = Residency.PARKED
+        self.view.active = None
+        closing, self._closing = self._closing, []
+        for model in closing:
+            self._forget_posts(model)
+        self._switch = (source, target)
+        self._switch_task = self._spawn(self._do_switch(source, target, closing))
+
+    async def _do_switch(self, source: str | None, target: str, closing: list[str]) -> None:
+        engines, started_s = self._engines, self._clock()
+        try:
+            for model in closing:
+                await engines.close(model)
+            source = None if source in closing else source
+            times = await engines.switch(source, target)
+        except EngineFailed as error:
+            self._switch = None
+            if not self._down:
+                self._show_residency()
+            self._happened(SwitchFailed(target, str(error)))
+            return
+        self._switch = None
+        if self._down:  # it came too late: what has died meanwhile took the round with it
+            return
+        self._switched(source, target, started_s, times)
+
+    def _switched(self, source: str | None, target: str, started_s: float, times: SwitchTimes) -> None:
+        self._show_residency()
+        model, now_s = self.view.models[target], self._clock()
+        model.leases = {key: lease for key, lease in model.leases.items() if lease[1] > now_s}
+        self._decode.show(model)
+        self._post_waiting(target)
+        self._host.switched(
+            Switched(
+                source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path, coverage=0.0, dirty=0.0,
+                d2d_bytes=0, h2d_bytes=self._sizes.weight_bytes[target],
+            )
+        )  # fmt: skip
+        self._happened(SwitchDone(target, times.phases_s, times.path))
+        self._host.slot_opened()
+
+    def _show_residency(self) -> None:
+        """The models as their engines stand now."""
+        self.view.active = None
+        for name, model in self.view.models.items():
+            model.residency = self._engines.residency(name)
+            model.coverage = 0.0
+            if model.residency is Residency.ACTIVE:
+                self.view.active = name
+
+    def _lose_device(self, model: str) -> None:
+        """Nothing of the model's KV survives on the device from here on."""
+        for run in self.runs.values():
+            if run.model == model:
+                run.on_device = False
+
+    def _post_waiting(self, model: str) -> None:
+        for call_id in self.view.models[model].waiting:
+            run = self.runs[call_id]
+            if not run.posted:
+                self._post(run)
+
+    def _forget_posts(self, model: str) -> None:
+        """The engine of the model goes away with all that it holds."""
+        for run in [run for run in self.runs.values() if run.model == model]:
+            run.start_over()
+            if not run.arrived:
+                self._arrive(run)
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def died(self, model: str, why: str) -> None:
+        """The engine is gone. Calls whose client was sent nothing wait again; the others end with an error.
+
+        One that was only parked takes nothing else with it: its model is absent now. The active one, or one in a switch, leaves
+        the group without a model until what is left of it is taken away.
+        """
+        for key in list(self._awaiting_word):
+            self._settle(key)
+        involved = model == self.view.active or (self._switch is not None and model in self._switch)
+        lost = self._take_back(model)
+        self.view.models[model].residency = Residency.ABSENT
+        self._lose_device(model)
+        if involved:
+            self._down.add(model)
+            self._wake_at(None)
+            self.view.active = None
+            self.view.healthy = False
+            self._happened(EngineDown(0))
+        for run in lost:
+            run.client.fail(502, why)
+            self._leave(run, "failed", why)
+            if run.arrived:
+                self._happened(Cancelled(run.id))
+        if involved:
+            self._host.health_changed()
+        else:
+            self._happened(Tick())
+        self._spawn(self._recover(model))
+
+    def _take_back(self, model: str) -> list[AgentCall]:
+        """Calls of a dead engine wait again, in order of arrival; returns those that cannot be tried again, out of the view."""
+        view, lost, waiting = self.view.models[model], [], []
+        for run in [run for run in self.runs.values() if run.model == model]:
+            self._decode.ended(run.id)
+            if run.posted and (run.dropped or run.client.began or run.attempts >= MOST_ATTEMPTS):
+                lost.append(run)
+                continue
+            run.start_over()
+            if run.arrived:
+                waiting.append(run.view)
+        view.running.clear()
+        view.held.clear()
+        waiting.sort(key=lambda item: (item.arrived_s, item.call.id))
+        view.waiting = {item.call.id: item for item in waiting}
+        return lost
+
+    async def _recover(self, model: str) -> None:
+        """Take away what is left; the group is healthy again when nothing dead remains. Its scheduler then opens what it needs."""
+        if self._switch_task is not None:
+            await asyncio.wait({self._switch_task})
+        await self._engines.reap(model)
+        for run in [run for run in self.runs.values() if run.model == model and not run.arrived]:
+            self._arrive(run)
+        self._down.discard(model)
+        if self.view.healthy or self._down:
+            return
+        self._show_residency()
+        self.view.healthy = True
+        self._happened(EngineUp())
+        self._host.health_changed()
+
+    def connection_lost(self, run: AgentCall) -> None:
+        """The engine broke off its answer. If it has died, that will be heard; else the call cannot be saved."""
+        if not run.over and run.posted and self._engines.alive(run.model):
+            self.end_early(run, 502, "the engine broke off its answer")
+
+    def hung(self, hang_s: float) -> str | None:
+        """A model whose engine runs calls and has said nothing for ``hang_s``; it is killed."""
+        active = self.view.active
+        if active is None or not any(run.granted for run in self.runs.values()):
+            return None
+        if self._clock() - self._heard_s.get(active, 0.0) <= hang_s:
+            return None
+        self._engines.kill(active, f"it has said nothing for {hang_s:g} s")
+        return active
+
+    # --- maintenance -----------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing under way: no call, no switch, no word awaited, nothing to recover from."""
+        return not (self.runs or self._awaiting_word or self._switch or self._down)
+
+    async def reset(self, knobs: Knobs, *, session_prefill: bool) -> None:
+        """Begin anew on an idle instance: the first model active, empty caches, a fresh scheduler. Raises EngineFailed."""
+        assert self.idle
+        self._wake_at(None)
+        self.view.healthy = False  # nothing is commanded meanwhile
+        try:
+            first = next(iter(self.view.models))
+            if self.view.active == first:
+                await self._engines.flush(first)
+            else:
+                await self._engines.switch(self.view.active, first)
+        finally:
+            self._begin(knobs, replace(self.capabilities, session_prefill=session_prefill))
+
+    def renumbered(self) -> None:
+        """Another gateway numbers the submissions from here on, from 1."""
+        self.seen = SeenSubmissions()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

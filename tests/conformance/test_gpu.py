@@ -1,0 +1,179 @@
+"""The instance agent's core under the conformance suite, over engines in memory and in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from talaria.gpu.agent.calls import AgentCall
+from talaria.gpu.agent.instance import AgentInstance, Sizes
+from talaria.gpu.protocol.agent import CallEnded, Switched
+from talaria.gpu.protocol.engine import call_id
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.codec import CODEC
+from talaria.policy.instance import Command, EngineView, Event, ModelView, RoundSummary
+from talaria.policy.snapshot import Capabilities
+from talaria.profiles import load as load_profile
+from tests.conformance.suite import Conformance
+from tests.conformance.world import Setup, Step, World
+from tests.gpu.fake_engines import FakeEngines
+from tests.gpu.virtual_time import VirtualLoop
+
+MODELS = ("Qwen3-235B", "GLM5-nvfp4", "Qwen3.5-122B-A10B")
+MOST_STEPS_AT_ONCE = 200
+
+
+class _Client:
+    """A client that waits for its whole answer."""
+
+    began = False
+
+    def __init__(self, world: AgentWorld, call: Call, prompt: bytes, output_tokens: int) -> None:
+        self._world, self._call, self._prompt, self._output_tokens = world, call, prompt, output_tokens
+
+    def post(self, model: str) -> None:
+        world = self._world
+        world.loop.call_soon(world.engines.hold, model, call_id(self._call.id), self._prompt, self._output_tokens)
+
+    def fail(self, status: int, why: str) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
+
+
+class AgentWorld:
+    """An ``AgentInstance`` and the gateway's part: prompts of calls, leases, and who was told what."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.models = MODELS[: setup.models]
+        self.steps: list[Step] = []
+        self.endings: list[tuple[int, str]] = []
+        self.loop = VirtualLoop()
+        self._tau_s = setup.tau_s
+        self._tokens: dict[LineKey, bytes] = {}
+        self._fresh = 0
+        self._submitted = 0
+        profile = load_profile("paper-tp8")
+        timing = {name: profile.timing(name) for name in self.models}
+        capabilities = Capabilities(
+            hot=setup.hot, session_prefill=setup.session_prefill, hkvr=False, staging=False, inflight_kv="recompute",
+            max_resident_models=setup.max_resident_models,
+        )  # fmt: skip
+        sizes = Sizes({name: profile.model(name).total_weight_bytes for name in self.models}, 8 * profile.hardware.hbm_bytes)
+
+        async def build() -> None:
+            self.engines = FakeEngines(timing, self.models[: setup.max_resident_models])
+            self.instance = AgentInstance(
+                "agent", capabilities, self.engines, dict(timing), sizes, setup.knobs, self, self.loop.time
+            )
+
+        self.loop.run_until_complete(build())
+        self.engines.say, self.engines.died = self.instance.heard, self.instance.died
+
+    def __del__(self) -> None:
+        self.loop.close()
+
+    def now_s(self) -> float:
+        return self.loop.time()
+
+    def submit(self, call: Call, output_tokens: int) -> None:
+        prompt = self._tokens.get(call.key, b"")[: 4 * call.reusable_tokens]
+        prompt += self._new_tokens(call.prompt_tokens - len(prompt) // 4)
+        self._tokens[call.key] = prompt + b"".join(index.to_bytes(4, "little") for index in range(output_tokens))
+        self._submitted += 1
+        run = self.loop.run_until_complete(self._submit(call, _Client(self, call, prompt, output_tokens)))
+        assert self.loop.advance(lambda: run.arrived or run.over, 10.0)
+
+    async def _submit(self, call: Call, client: _Client) -> AgentCall:
+        return self.instance.submit(call, client, self._submitted)
+
+    def _new_tokens(self, count: int) -> bytes:
+        first, self._fresh = self._fresh + 1_000_000, self._fresh + count
+        return b"".join(token.to_bytes(4, "little") for token in range(first, first + count))
+
+    def cancel(self, call_id: int) -> None:
+        self._do(lambda: self.instance.end_early(self.instance.runs[call_id], 499, "its client went away"))
+
+    def crash(self, rank: int) -> None:
+        if not self.instance.healthy():
+            return
+        self.engines.reaped.clear()
+        switch = self.instance._switch
+        model = switch[1] if switch is not None else self.engines.active() or self.models[0]
+        self._do(lambda: self.engines.crash(model))
+
+    def recover(self) -> None:
+        if not self.engines.reaped.is_set():
+            self._do(self.engines.reaped.set)
+            assert self.loop.advance(self.instance.healthy, 10.0)
+
+    def fail_switch(self, why: str) -> None:
+        assert self.loop.advance(lambda: self.engines.failing is not None, 1.0)
+        self.engines.fail_switch(why)
+        assert self.loop.advance(lambda: self.instance._switch is None, 10.0)
+
+    def refuse_next(self, why: str) -> None:
+        refusal = self.instance._refusal
+
+        def refuse(run: AgentCall, model: ModelView) -> str:
+            self.instance._refusal = refusal  # type: ignore[method-assign]
+            return why
+
+        self.instance._refusal = refuse  # type: ignore[method-assign]
+
+    def deliver(self, event: Event) -> None:
+        self._do(lambda: self.instance._happened(event))
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """In the loop, as everything that happens to an agent."""
+
+        async def act() -> None:
+            action()
+
+        self.loop.run_until_complete(act())
+
+    def advance(self, until: Callable[[], bool], limit_s: float) -> bool:
+        return self.loop.advance(until, limit_s)
+
+    def settle(self) -> None:
+        assert not self.loop.advance(lambda: False, 1e5), "unreachable"
+        assert self.loop.at_rest, f"no rest in sight: {[(s.now_s, s.event, s.commands) for s in self.steps[-5:]]}"
+
+    def audit(self) -> list[str]:
+        wrong = [f"{name} still holds {list(engine.calls)}" for name, engine in self.engines.engines.items() if engine.calls]
+        if not self.instance.idle:
+            wrong.append("the agent is not idle")
+        return wrong
+
+    # --- the host of the instance ----------------------------------------------------------------------------------
+
+    def stepped(self, event: Event, view: EngineView, now_s: float, commands: list[Command]) -> None:
+        self.steps.append(Step(event, CODEC.decode(CODEC.encode(view)), now_s, tuple(commands)))
+        recent = self.steps[-MOST_STEPS_AT_ONCE:]
+        assert len(recent) < MOST_STEPS_AT_ONCE or recent[0].now_s < now_s, f"a livelock: {[(s.event, s.commands) for s in recent[-6:]]}"
+
+    def call_ended(self, ended: CallEnded, key: LineKey) -> None:
+        self.endings.append((ended.call, ended.outcome))
+        if ended.outcome == "completed":
+            self.instance.lease_changed(key, self.now_s() + self._tau_s if self._tau_s > 0.0 else None)
+
+    def round_closed(self, summary: RoundSummary) -> None:
+        active_s = sum(slot.closed_s - slot.opened_s for slot in summary.slots)
+        assert abs(summary.ended_s - summary.started_s - active_s - summary.switch_s) < 1e-6
+
+    def switched(self, switch: Switched) -> None:
+        pass
+
+    def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None:
+        assert started_s <= ended_s
+
+    def slot_opened(self) -> None:
+        self.instance.snapshot()
+
+    def health_changed(self) -> None:
+        self.instance.snapshot()
+
+
+class TestAgent(Conformance):
+    def build(self, setup: Setup) -> World:
+        return AgentWorld(setup)
