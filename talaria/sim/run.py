@@ -184,8 +184,9 @@ def _most_resident(scenario: Scenario, profile: Profile, models: tuple[str, ...]
 def _capabilities(group: InstanceGroup, config: Config, limit: int) -> Capabilities:
     hot = group.pool == "hot"
     return Capabilities(
-        hot=hot, session_prefill=config.session_prefill, hkvr=config.hkvr, staging=config.staging and not hot,
-        inflight_kv=group.inflight_kv, max_running=group.max_running, max_resident_models=limit,
+        hot=hot, session_prefill=config.session_prefill, hkvr=config.hkvr and group.hkvr,
+        staging=config.staging and group.staging and not hot, inflight_kv=group.inflight_kv, max_running=group.max_running,
+        max_resident_models=limit,
     )  # fmt: skip
 
 

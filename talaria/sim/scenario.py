@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from talaria.errors import InputError, unknown_name
-from talaria.yamlfile import read_mapping
 from talaria.validation import parse
 from talaria.workload.reading import Name, Seconds
+from talaria.yamlfile import read_mapping
 
 _SHIPPED = Path(__file__).parent / "scenarios"
 
@@ -42,6 +42,9 @@ class InstanceGroup(_Strict):
     max_resident_models: Count = 8
     max_running: Count = 256
     inflight_kv: Literal["swap", "recompute"] = "swap"
+    hkvr: bool = True
+    """Whether these groups have a host KV registry, where the configuration wants one; likewise staging."""
+    staging: bool = True
 
 
 class BeliefError(_Strict):
