@@ -104,7 +104,7 @@ def post(url: str, body: dict[str, Any]) -> None:
 def placement_p99_ms(url: str) -> float:
     """Upper edge of the histogram's bucket that holds the p99."""
     text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
-    found = re.findall(r'^talaria_placement_seconds_bucket\{le="([^"]+)"\} (\S+)$', text, re.MULTILINE)
+    found = re.findall(r'^talaria_place_seconds_bucket\{le="([^"]+)"\} (\S+)$', text, re.MULTILINE)
     total = float(found[-1][1])
     return next(1e3 * float(edge) for edge, count in found if float(count) >= 0.99 * total)
 

@@ -96,7 +96,7 @@ class Process:
     @property
     def kind(self) -> str:
         """``gateway``, ``agent``, ``warden`` (of an engine), ``engine`` (its first process) or ``other``."""
-        if AGENT in self.command:
+        if AGENT in self.command or "--agent" in self.command:
             return "agent"
         if any(word.endswith("warden.py") for word in self.command):
             return "warden"
@@ -122,15 +122,21 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, directory: Path, document: dict[str, Any], serve: Sequence[str] = SERVE) -> None:
+    """``ready_s``: how long it may take to start."""
+
+    def __init__(self, directory: Path, document: dict[str, Any], ready_s: float = 60.0) -> None:
         self.directory, self.document = directory, document
+        self._ready_s = ready_s
         self._mark = f"{MARK}={uuid.uuid4()}"
-        self._serve = tuple(serve)
         self._gateway: subprocess.Popen[bytes] | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
         self.url = f"http://127.0.0.1:{document['gateway']['port']}"
 
     def __enter__(self) -> Self:
         try:
+            for instance in self.document["instances"]:
+                if "url" in instance:
+                    self.start_agent(instance["name"])
             self.start()
             self.wait_ready()
         except BaseException:
@@ -144,17 +150,26 @@ class Cluster:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the gateway, and through it everything else."""
+        """Start the gateway, and through it the agents of this host."""
+        self._gateway = self._spawn()
+
+    def start_agent(self, instance: str) -> subprocess.Popen[bytes]:
+        """Start the agent of an instance with ``url``, as on another host."""
+        return self._spawn("--agent", instance)
+
+    def _spawn(self, *options: str) -> subprocess.Popen[bytes]:
         file = self.directory / "cluster.yaml"
         file.write_text(yaml.safe_dump(self.document))
         name, _, value = self._mark.partition("=")
         with (self.directory / "serve.log").open("ab") as log:
-            self._gateway = subprocess.Popen(
-                [*self._serve, str(file)], env={**os.environ, name: value}, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
+            child = subprocess.Popen(
+                [*SERVE, str(file), *options], env={**os.environ, name: value}, cwd=self.directory, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+        self._children.append(child)
+        return child
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self) -> None:
         """Until ``/ready`` says so. Raises RuntimeError with the log if the gateway ends instead."""
 
         def ready() -> bool:
@@ -167,7 +182,7 @@ class Cluster:
                 return False
 
         try:
-            wait_for("the cluster is ready", ready, timeout_s)
+            wait_for("the cluster is ready", ready, self._ready_s)
         except TimeoutError as error:
             raise RuntimeError(f"{error}\n{self.log()}") from None
 
@@ -189,13 +204,14 @@ class Cluster:
             left = self.processes()
             for process in left:
                 _signal(process.pid, signal.SIGKILL)
-            if self._gateway is not None and self._gateway.poll() is None:
-                self._gateway.kill()
+            for child in self._children:
+                if child.poll() is None:
+                    child.kill()
             if not left:
                 break
             time.sleep(0.05)
-        if self._gateway is not None:
-            self._gateway.wait(10)
+        for child in self._children:
+            child.wait(10)
 
     def log(self) -> str:
         """The end of what gateway and agents printed."""
@@ -235,6 +251,10 @@ class Cluster:
     def agent(self, instance: str) -> Process:
         (found,) = [agent for agent in self.processes("agent") if instance == agent.command[-1]]
         return found
+
+    def below(self, process: Process) -> list[Process]:
+        """Its children, their children, and so on."""
+        return [each for each in self.processes() if process.pid in self._ancestors(each)]
 
     def _ancestors(self, process: Process) -> set[int]:
         parents, found = {each.pid: each.parent for each in self.processes()}, set()
