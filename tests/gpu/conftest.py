@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from talaria.gpu import config
+from tests.gpu.holding import HeldEngine, running_engine
 
 CPU = Path(__file__).resolve().parent / "cpu"
 
@@ -54,3 +56,10 @@ def cpu_engine(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> 
         start_timeout_s=300.0,
         log_dir=str(tmp_path_factory.mktemp("engine-logs")),
     )
+
+
+@pytest.fixture(scope="session")
+def held_engine(cpu_engine: config.Engine, tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldEngine]:
+    """A real engine, for an agent of the test's own (``holding.desk``)."""
+    with running_engine(cpu_engine, tiny_models / "qwen3", tmp_path_factory.mktemp("held")) as engine:
+        yield engine

@@ -1,21 +1,76 @@
-"""An instance agent that only grants: what tests of the engine plugin talk to."""
+"""For tests of the engine plugin: a real engine, and an instance agent that only grants."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
 from array import array
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
-from itertools import repeat
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 
+from talaria.gpu import config
+from talaria.gpu.engine import command
 from talaria.gpu.protocol import engine
 
 PATIENCE_S = 120.0
+MODEL = "tiny"
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class HeldEngine:
+    """A running engine whose plugin looks for its agent at ``socket``."""
+
+    url: str
+    socket: Path
+    admin: dict[str, str]
+    """Headers of control requests."""
+
+
+@contextmanager
+def running_engine(
+    settings: config.Engine, model_path: Path, directory: Path, *, tp: int = 1, arguments: tuple[str, ...] = (), shims: str = ""
+) -> Iterator[HeldEngine]:
+    """Starts one, ready for calls, and leaves no process of it behind."""
+    model = config.Model(path=str(model_path), tool_parser="qwen25", reasoning_parser="qwen3", kv_tokens=20_000, arguments=arguments)
+    instance = config.Instance(name="group", models=(MODEL,), tp=tp, max_running=16)
+    place = command.Place(command.free_port(), directory, "held")
+    socket = directory / "agent.sock"
+    environment = command.environment(MODEL, model, instance, settings, place, socket)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH", ""), shims]))
+    with (directory / "engine.log").open("wb") as log:
+        words = command.command(MODEL, model, instance, settings, place)
+        process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _until_ready(process, f"{place.url}/health", settings.start_timeout_s, directory / "engine.log")
+        yield HeldEngine(place.url, socket, {"Authorization": f"Bearer {place.admin_key}"})
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: float, log: Path) -> None:
+    end_s = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < end_s:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise AssertionError(log.read_text(errors="replace")[-3000:])
 
 
 class Granter:
@@ -25,12 +80,13 @@ class Granter:
         self.hello: engine.Hello | None = None
         self.steps: Iterable[int] = (10**6,)
         self.between: Callable[[], Awaitable[None]] | None = None
-        self.holding = False
-        """True: no call is granted anything by itself."""
-        self.seen: defaultdict[str, list[Any]] = defaultdict(list)
+        self.granting = True
+        """False: no call is granted anything by itself."""
+        self._seen: defaultdict[str, list[Any]] = defaultdict(list)
         self._grants: dict[str, Iterator[int]] = {}
         self._changed = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
+        self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, message: engine.ToEngine) -> None:
@@ -39,27 +95,33 @@ class Granter:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        self._connections += 1
         decoder = msgspec.msgpack.Decoder(engine.FromEngine)
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 self._take(decoder.decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.hello = None
+            pass
         finally:
+            self._connections -= 1
+            self.hello = None
+            self._changed.set()
             writer.close()
 
-    def cut(self) -> None:
+    async def cut(self) -> None:
         """Ends the connection, as a dying agent does."""
-        assert self._writer is not None
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+        await self.until(lambda: self.hello is None)
 
     def _take(self, message: Any) -> None:
         if isinstance(message, engine.Hello):
             self.hello = message
         else:
-            self.seen[message.call].append(message)
-            if not self.holding and (isinstance(message, engine.Held) or (isinstance(message, engine.Ended) and message.reason == "grant")):
+            self._seen[message.call].append(message)
+            held = isinstance(message, engine.Held) or (isinstance(message, engine.Ended) and message.reason == "grant")
+            if self.granting and held:
                 task = asyncio.get_running_loop().create_task(self._grant(message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -82,10 +144,13 @@ class Granter:
         return result
 
     def of(self, call: str, kind: type) -> list[Any]:
-        return [message for message in self.seen[call] if isinstance(message, kind)]
+        return [message for message in self._seen[call] if isinstance(message, kind)]
+
+    async def first(self, call: str, kind: type) -> Any:
+        return await self.until(lambda: next(iter(self.of(call, kind)), None))
 
     async def last(self, call: str) -> engine.Ended:
-        """The call's last ``Ended``."""
+        """The call's last word."""
         final: engine.Ended = await self.until(lambda: next((m for m in self.of(call, engine.Ended) if m.reason != "grant"), None))
         return final
 
@@ -93,15 +158,45 @@ class Granter:
         return [token for ended in self.of(call, engine.Ended) for token in array("I", ended.tokens)]
 
 
+class Desk:
+    """A granter and a client of one engine."""
+
+    def __init__(self, held: HeldEngine, agent: Granter, http: aiohttp.ClientSession) -> None:
+        self.held = held
+        self.agent = agent
+        self.http = http
+
+    async def post(self, path: str, body: dict[str, Any], call: str | None = None) -> tuple[int, str]:
+        headers = {} if call is None else {engine.CALL_HEADER: call}
+        async with self.http.post(path, json=body, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def control(self, path: str, body: dict[str, Any] | None = None) -> int:
+        async with self.http.post(path, json=body, headers=self.held.admin) as response:
+            return response.status
+
+    async def flush(self) -> None:
+        """Empties the prefix cache, as a switch does; waits for the engine to be idle."""
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.control("/flush_cache") != 200:
+                await asyncio.sleep(0.01)
+
+
+def new_call() -> str:
+    return engine.call_id(next(_numbers))
+
+
 @asynccontextmanager
-async def granter(socket: Path) -> AsyncIterator[Granter]:
-    """Listens on ``socket`` and waits for the engine."""
+async def desk(held: HeldEngine) -> AsyncIterator[Desk]:
+    """Listens on the engine's socket and waits for the engine."""
     agent = Granter()
-    socket.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(agent.serve, str(socket))
+    held.socket.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(agent.serve, str(held.socket))
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     try:
-        await agent.until(lambda: agent.hello)
-        yield agent
+        async with aiohttp.ClientSession(held.url, timeout=timeout) as http:
+            await agent.until(lambda: agent.hello)
+            yield Desk(held, agent, http)
     finally:
         server.close()
-        agent.cut() if agent.hello else None
+        await agent.cut()

@@ -27,7 +27,6 @@ from talaria.gpu.kv.mirror import KvMirror
 from talaria.gpu.protocol.engine import ABI, Hello
 
 _READY_POLL_S: Final = 0.2
-_SHOWN_LINES: Final = 5
 
 
 class EngineState(Enum):
@@ -78,7 +77,7 @@ class Engine:
         return self._hello
 
     async def start(self) -> None:
-        """From absent or failed to active. Raises EngineFailed with the end of its log; then it is failed, and no process is left."""
+        """From absent or failed to active. Raises EngineFailed with its own complaint; then it is failed, and no process is left."""
         self._expect(EngineState.ABSENT, EngineState.FAILED)
         self.state = EngineState.STARTING
         self.mirror = KvMirror(self._settings.page_tokens)
@@ -189,7 +188,7 @@ class Engine:
         status = await run.process.wait()
         if self._run is run:
             run.watch = None
-            why = f"engine of {self.name!r} ended with status {status}; {run.log}: {process.tail(run.log, 1)}"
+            why = f"engine of {self.name!r} ended with status {status}: {process.complaint(run.log)}"
             await self._end(EngineState.FAILED)
             self._on_down(self.name, why)
 
@@ -215,6 +214,8 @@ class _Run:
         cls, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer, mirror: KvMirror
     ) -> _Run:
         """Spawn the processes. Raises OSError."""
+        if Path(model.path).is_absolute() and not Path(model.path).is_dir():  # SGLang would take it for a name on a hub
+            raise FileNotFoundError(f"no model at {model.path}")
         assert holds.path is not None, "the hold server listens before any engine starts"
         place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_urlsafe(24))
         log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{name}")
@@ -235,7 +236,7 @@ class _Run:
             await asyncio.wait([ready, ended], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 what = f"it ended with status {ended.result()}" if ended.done() else f"it was not ready after {within_s:g} s"
-                raise EngineFailed(f"{what}; {self.log}:\n{process.tail(self.log, _SHOWN_LINES)}")
+                raise EngineFailed(f"{what}: {process.complaint(self.log)}")
             hello = ready.result()
         finally:
             ready.cancel()

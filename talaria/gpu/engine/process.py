@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from talaria.gpu.engine import warden
 
 _KEPT_LOGS: Final = 5
 _TAIL_BYTES: Final = 64 * 1024
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 def fresh_log(directory: Path, name: str) -> Path:
@@ -29,12 +31,14 @@ def fresh_log(directory: Path, name: str) -> Path:
     return log
 
 
-def tail(log: Path, lines: int) -> str:
-    """The last lines of a log, without blank ones."""
+def complaint(log: Path) -> str:
+    """The last exception in a log, else its last line, and where the log is."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+    lines = [line for line in text.splitlines() if line.strip()]
+    exceptions = [line for line in lines if _EXCEPTION.match(line)]
+    return "; ".join([*(exceptions or lines)[-1:], f"see {log}"])
 
 
 def mask(log: Path, secret: str) -> None:
@@ -67,7 +71,7 @@ class Process:
         said = await parent.stdout.readline()
         if not said:
             await parent.wait()
-            raise OSError(tail(log, 1))
+            raise OSError(complaint(log))
         return cls(parent, int(said))
 
     async def wait(self) -> int:
