@@ -90,8 +90,11 @@ class Granter:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, message: engine.ToEngine) -> None:
+        self.write(engine.frame(message))
+
+    def write(self, data: bytes) -> None:
         assert self._writer is not None
-        self._writer.write(engine.frame(message))
+        self._writer.write(data)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

@@ -12,7 +12,7 @@ import msgspec
 from talaria.gpu.protocol import engine
 
 _FIRST_WAIT_S: Final = 0.05
-_LONGEST_WAIT_S: Final = 2.0
+_LONGEST_WAIT_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 

@@ -1,0 +1,169 @@
+"""A call in segments is the same call: real SGLang, flushed between segments as by a switch, against the same request unheld."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import pytest
+
+from talaria.gpu.protocol import engine
+from tests.gpu.holding import MODEL, Desk, HeldEngine, desk, new_call
+from tests.gpu.streams import essence
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"}, "ok": {"type": "boolean"}},
+    "required": ["name", "count", "ok"],
+    "additionalProperties": False,
+}
+_FUNCTION: dict[str, Any] = {"name": "run", "description": "Runs a command."}
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"command": {"type": "string", "maxLength": 10}, "timeout": {"type": "integer"}},
+    "required": ["command", "timeout"],
+}
+_TOOL = {"type": "function", "function": {**_FUNCTION, "parameters": _PARAMETERS}}
+_MESSAGES = [{"role": "user", "content": "fix the failing test"}]
+_ANSWER_ONLY = {"chat_template_kwargs": {"enable_thinking": False}}
+_JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}}
+_CHAT = {"messages": _MESSAGES, "max_tokens": 24}
+_FORCED = {"messages": _MESSAGES, "max_tokens": 60, "tools": [_TOOL]}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat: reasoning": ("/v1/chat/completions", _CHAT),
+    "chat: answer": ("/v1/chat/completions", _CHAT | _ANSWER_ONLY),
+    "chat: JSON schema": ("/v1/chat/completions", _CHAT | _ANSWER_ONLY | _JSON | {"max_tokens": 60}),
+    "chat: tool of the client's choice": (
+        "/v1/chat/completions",
+        _FORCED | _ANSWER_ONLY | {"tool_choice": {"type": "function", "function": {"name": "run"}}},
+    ),
+    "chat: any tool": ("/v1/chat/completions", _FORCED | {"tool_choice": "required"}),
+    "chat: penalties": (
+        "/v1/chat/completions",
+        _CHAT | {"max_tokens": 40, "frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.2},
+    ),
+    "chat: logprobs": ("/v1/chat/completions", _CHAT | {"max_tokens": 12, "logprobs": True, "top_logprobs": 3}),
+    "chat: minimum": ("/v1/chat/completions", _CHAT | {"min_tokens": 20, "logit_bias": {"2": 60}}),
+    "completion": ("/v1/completions", {"prompt": "read the file and fix", "max_tokens": 24}),
+    "completion: echo, logprobs": ("/v1/completions", {"prompt": "read the file", "max_tokens": 9, "echo": True, "logprobs": 2}),
+    "response": ("/v1/responses", {"input": "fix the failing test", "max_output_tokens": 24}),
+    "response: tool": (
+        "/v1/responses",
+        {
+            "input": "fix it",
+            "max_output_tokens": 60,
+            "tool_choice": "required",
+            "tools": [{"type": "function", **_FUNCTION, "parameters": _PARAMETERS}],
+        },
+    ),
+    "message": ("/v1/messages", {"messages": _MESSAGES, "max_tokens": 24}),
+    "message: tool": (
+        "/v1/messages",
+        {
+            "messages": _MESSAGES,
+            "max_tokens": 60,
+            "tools": [{**_FUNCTION, "input_schema": _PARAMETERS}],
+            "tool_choice": {"type": "tool", "name": "run"},
+        },
+    ),
+}
+
+
+def _body(path: str, body: dict[str, Any], stream: bool) -> dict[str, Any]:
+    usage = {"stream_options": {"include_usage": True}} if stream and "completions" in path else {}
+    return {"model": MODEL, "temperature": 0, "stream": stream, **usage, **body}
+
+
+async def _same(at: Desk, path: str, body: dict[str, Any], steps: tuple[int, ...]) -> list[engine.Ended]:
+    """Runs the request unheld and in segments and compares; returns the ends of the segments."""
+    await at.flush()
+    status, whole = await at.post(path, body)
+    assert status == 200, whole
+    await at.flush()
+    at.agent.steps, at.agent.between = steps, at.flush
+    call = new_call()
+    status, parts = await at.post(path, body, call)
+    assert status == 200, parts
+    await at.agent.last(call)
+    (skeletons, pieces), (expected, whole_pieces) = essence(parts, body["stream"]), essence(whole, body["stream"])
+    assert skeletons == expected
+    assert _exact(pieces) == _exact(whole_pieces)
+    assert _numbers(pieces) == pytest.approx(_numbers(whole_pieces), abs=1e-4)
+    ends: list[engine.Ended] = at.agent.of(call, engine.Ended)
+    return ends
+
+
+def _exact(pieces: dict[str, Any]) -> Any:
+    """All but the numbers of logprobs, which depend on how a batch is computed."""
+    return json.loads(json.dumps(pieces), parse_float=lambda _: 0.0)
+
+
+def _numbers(value: Any) -> list[float]:
+    found: list[float] = []
+    json.loads(json.dumps(value), parse_float=lambda text: found.append(float(text)))
+    return [number for number in found if math.isfinite(number)]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_in_segments_reads_like_an_unsegmented_one(held_engine: HeldEngine, case: str, stream: bool) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            path, body = CASES[case]
+            ends = await _same(at, path, _body(path, body, stream), (0, 2, 5))
+            assert [end.reason for end in ends] == ["grant"] * (len(ends) - 1) + ["finished"]
+            assert len(ends) >= 3
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_stop_string_across_a_boundary_is_found_and_no_part_of_it_told(held_engine: HeldEngine, stream: bool) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            request = {"prompt": "read the file and fix", "max_tokens": 40}
+            _, whole = await at.post("/v1/completions", _body("", request, False))
+            text = json.loads(whole)["choices"][0]["text"]
+            at_char = len(text) // 3
+            stop = text[at_char : at_char + 9]
+            for steps in (1, 2, 3):
+                body = _body("/v1/completions", request | {"stop": [stop, "never"]}, stream)
+                ends = await _same(at, "/v1/completions", body, (steps,))
+                assert len(ends) >= 3 and ends[-1].output_tokens < 40
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_tokens_are_those_of_a_single_run_and_none_more_than_granted(held_engine: HeldEngine, steps: int) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            body = {"text": "the quick brown fox", "sampling_params": {"temperature": 0, "max_new_tokens": 30, "ignore_eos": True}}
+            _, whole = await at.post("/generate", body)
+            at.agent.steps, at.agent.between = (steps,), at.flush
+            call = new_call()
+            await at.post("/generate", body, call)
+            await at.agent.last(call)
+            assert at.agent.output(call) == json.loads(whole)["output_ids"]
+            sizes = [len(end.tokens) // 4 for end in at.agent.of(call, engine.Ended)]
+            assert sizes[0] == 1 + steps
+            assert sizes[1:-1] == [steps] * (len(sizes) - 2)
+            counted = [progress.output_tokens for progress in at.agent.of(call, engine.Progress)]
+            assert counted == sorted(counted) and counted[0] >= 1 and counted[-1] == 30
+
+    asyncio.run(check())
+
+
+def test_calls_that_run_side_by_side_in_segments_of_their_own_do_not_mix(held_engine: HeldEngine) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            bodies = [_body("/v1/completions", {"prompt": f"report number {n}", "max_tokens": 20 + n}, True) for n in range(8)]
+            alone = [essence((await at.post("/v1/completions", body))[1], True)[1] for body in bodies]
+            at.agent.steps = (1, 4, 2)
+            together = await asyncio.gather(*(at.post("/v1/completions", body, new_call()) for body in bodies))
+            assert [essence(text, True)[1] for _, text in together] == alone
+
+    asyncio.run(check())
