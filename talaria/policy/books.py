@@ -22,7 +22,7 @@ from talaria.policy.leases import Lease, LeaseCounts, LeaseTable
 from talaria.policy.overlay import Overlay
 from talaria.policy.overload import CallQueue, Overloaded
 from talaria.policy.sessions import SessionTable, Usage
-from talaria.policy.snapshot import Capabilities, InstanceSnapshot, Residency
+from talaria.policy.snapshot import ABSENT, Capabilities, InstanceSnapshot
 from talaria.policy.values import value
 
 
@@ -287,7 +287,7 @@ class Router(ABC):
         snapshot = self._fleet.snapshots[i]
         assert snapshot is not None
         there = snapshot.models[model]
-        hit = there.residency is not Residency.ABSENT
+        hit = there.residency is not ABSENT
         opens = not hit and not in_round(there, self._overlay.load(instance, model))  # earlier calls may be opening it already
         avoidable = opens and self._fleet.held_somewhere(model)
         if decision.lease is not None and not decision.denied:

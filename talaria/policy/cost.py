@@ -14,7 +14,7 @@ from talaria.policy.calls import Call, LineKey
 from talaria.policy.fleet import FEATURES, Fleet, ModelColumns, Vector, in_round
 from talaria.policy.leases import reused_lines
 from talaria.policy.sessions import SessionTable
-from talaria.policy.snapshot import Residency, Tier
+from talaria.policy.snapshot import ACTIVE, DEVICE, HOST, MISSING, Tier
 
 
 class Prefix(NamedTuple):
@@ -24,7 +24,7 @@ class Prefix(NamedTuple):
     tokens: int
 
 
-NO_PREFIX = Prefix(Tier.MISSING, 0)
+NO_PREFIX = Prefix(MISSING, 0)
 
 
 class CostTerms(NamedTuple):
@@ -130,10 +130,10 @@ class Pricer:
                 i = self._fleet.index[name]
                 snapshot = self._fleet.snapshots[i]
                 if name == entry.completed_on and (snapshot is None or snapshot.time_s <= entry.completed_s):
-                    prefix = Prefix(Tier.DEVICE, min(shared, entry.kv_tokens))
+                    prefix = Prefix(DEVICE, min(shared, entry.kv_tokens))
                 else:
                     state = snapshot.lines.get(line_key) if snapshot is not None else None
-                    if state is None or state.tier is Tier.MISSING:
+                    if state is None or state.tier is MISSING:
                         continue
                     prefix = Prefix(state.tier, min(shared, state.tokens))
                 if prefix.tokens > held.get(i, NO_PREFIX).tokens:
@@ -172,9 +172,9 @@ class Pricer:
         kept = min(prefix.tokens, reusable)
         if kept < reusable:
             kv_s = timing.prefill_s(suffix, kept, reusable - kept) - prefill_s
-        if prefix.tier is Tier.HOST:
+        if prefix.tier is HOST:
             kv_s += timing.restore_s(kept)
-        joins_slot = model.residency is Residency.ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
+        joins_slot = model.residency is ACTIVE and kept > 0 and call.turn > 0 and snapshot.capabilities.session_prefill
         load = fleet.overlay.load(snapshot.instance, name)
         wait_s = fleet.queued_s(instance, model, load)
         if not joins_slot:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from talaria.policy.knobs import Knobs
 from talaria.policy.overlay import Load, Overlay
 from talaria.policy.replicas import open_price_s
-from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
+from talaria.policy.snapshot import ABSENT, ACTIVE, Capabilities, InstanceSnapshot, ModelSnapshot
 from talaria.policy.timing import Timing
 
 Vector = NDArray[np.float64]
@@ -154,7 +154,7 @@ class Fleet:
             if snapshot is None or i in self._unwritten:
                 continue
             model, load = snapshot.models.get(name), self.overlay.load(instance, name)
-            if model is not None and (model.residency is Residency.ACTIVE or model.queued or model.in_flight):
+            if model is not None and (model.residency is ACTIVE or model.queued or model.in_flight):
                 self._write_load(i, name, snapshot, model, load, self._columns[name])
             elif model is not None:
                 self._write(i, name, snapshot, model, load)  # the overlay decides whether the next round visits it at all
@@ -165,7 +165,7 @@ class Fleet:
         snapshot = self.snapshots[instance]
         if snapshot is None or name not in snapshot.models:
             return False
-        return not self._hot[instance] or len(snapshot.models) == 1 or snapshot.models[name].residency is Residency.ACTIVE
+        return not self._hot[instance] or len(snapshot.models) == 1 or snapshot.models[name].residency is ACTIVE
 
     def held_somewhere(self, name: str) -> bool:
         """Whether a healthy instance holds the model."""
@@ -197,7 +197,7 @@ class Fleet:
         table[7, i] = batch * timing.decode_s_per_context_token
         table[0, in_round_at] = timing.prefill_base_s + (0.0 if visited else model.activate_s)
         table[8, in_round_at] = timing.decode_s_per_sequence + (0.0 if visited else timing.decode_base_s)
-        held = visited or model.residency is not Residency.ABSENT
+        held = visited or model.residency is not ABSENT
         columns.slot_at_s[i] = snapshot.time_s + model.next_slot_s
         columns.not_held[i] = 0.0 if held and self.healthy[i] else inf
         if held:
@@ -213,7 +213,7 @@ class Fleet:
         columns.queued_s[i] = self.queued_s(i, model, load)
         if self._hot[i] and not self.serves(i, name):
             room = -1.0
-        elif model.residency is Residency.ABSENT:  # before it is open, any number where the weights fit
+        elif model.residency is ABSENT:  # before it is open, any number where the weights fit
             room = inf if model.weight_bytes <= snapshot.hbm_capacity_bytes else -1.0
         else:
             room = model.free_kv_tokens - load.kv_tokens
@@ -233,7 +233,7 @@ class Fleet:
 
 def in_round(model: ModelSnapshot, load: Load) -> bool:
     """Whether the next round visits the model anyway, so that its switch is not one more call's doing."""
-    return model.residency is Residency.ACTIVE or model.queued > 0 or model.in_flight > 0 or load.calls > 0
+    return model.residency is ACTIVE or model.queued > 0 or model.in_flight > 0 or load.calls > 0
 
 
 def _timing_rows(timing: Timing) -> Vector:

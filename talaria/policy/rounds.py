@@ -9,7 +9,7 @@ from typing import NamedTuple
 from talaria.policy.instance import EngineView, ModelView
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import admission_s
-from talaria.policy.snapshot import Residency
+from talaria.policy.snapshot import ABSENT
 
 _MIN_SHARE = 0.25  # of the bound: what an overrun leaves the next round in any case
 
@@ -51,7 +51,7 @@ def activation_s(view: EngineView, name: str) -> float:
     model = view.models[name]
     if view.active == name:
         return 0.0
-    if model.residency is Residency.ABSENT:
+    if model.residency is ABSENT:
         return model.timing.open_s
     return model.timing.switch_s(model.coverage)
 
@@ -90,7 +90,7 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
     models = view.models
     wanted = busy_models(view)
     if wanted and knobs.visit_idle:
-        wanted = [name for name, model in models.items() if name in wanted or model.residency is not Residency.ABSENT]
+        wanted = [name for name, model in models.items() if name in wanted or model.residency is not ABSENT]
     if knobs.round_order == "oldest":
         return sorted(wanted, key=lambda name: _oldest_arrival_s(models[name]))
     if view.active is None or len(wanted) < 2:

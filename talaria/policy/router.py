@@ -22,7 +22,7 @@ from talaria.policy.leases import Lease, LeaseCounts
 from talaria.policy.overload import Overloaded
 from talaria.policy.replicas import DemandWindow, gain_s
 from talaria.policy.sessions import Usage
-from talaria.policy.snapshot import Capabilities, Tier
+from talaria.policy.snapshot import MISSING, Capabilities
 
 __all__ = ["ROUTERS", "LeaseCounts", "Overloaded", "Routed", "Router", "Usage"]  # what a host needs
 
@@ -67,7 +67,7 @@ class ResidencyRouter(Router):
         if snapshot.time_s <= lease.granted_s:
             return ""  # taken before the completion, it cannot know the prefix and so cannot deny it
         state = snapshot.lines.get(lease.key)
-        if state is None or state.tier is Tier.MISSING or state.tokens <= 0:
+        if state is None or state.tier is MISSING or state.tokens <= 0:
             return "the prefix is neither on the device nor restorable"
         return ""
 

@@ -50,7 +50,7 @@ from talaria.policy.rounds import (
     step_s,
 )
 from talaria.policy.slot import STALL_RETRY_S, Slot, decode_counters, expected_left, steps_within
-from talaria.policy.snapshot import Residency
+from talaria.policy.snapshot import PARKED, STAGED
 from talaria.policy.switching import Switching
 
 _EPS_S = 1e-9
@@ -359,7 +359,7 @@ class SlotScheduler:
         assert round_ is not None
         slots = round_.plan.slots
         follower = slots[(round_.position + 1) % len(slots)].model
-        resident = view.models[follower].residency in (Residency.PARKED, Residency.STAGED)
+        resident = view.models[follower].residency in (PARKED, STAGED)
         possible = view.capabilities.staging and self._knobs.stage_rate > 0.0 and resident and follower != view.active
         target = follower if possible else None
         if self._staged_for is not None and self._staged_for != target:

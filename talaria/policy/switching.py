@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from talaria.policy.instance import Close, Command, EngineView, Open, Switch, SwitchDone, SwitchFailed
 from talaria.policy.rounds import activation_s
-from talaria.policy.snapshot import Residency
+from talaria.policy.snapshot import ABSENT
 
 _MIN_RETRY_S = 1.0
 
@@ -20,9 +20,9 @@ class Switching:
 
     def begin(self, view: EngineView, name: str, now_s: float, commands: list[Command]) -> None:
         """Command the switch to ``name``, or its opening, for which a full instance closes another model first."""
-        absent = view.models[name].residency is Residency.ABSENT
+        absent = view.models[name].residency is ABSENT
         if absent:
-            resident = [other for other, model in view.models.items() if model.residency is not Residency.ABSENT]
+            resident = [other for other, model in view.models.items() if model.residency is not ABSENT]
             if len(resident) >= view.capabilities.max_resident_models:
                 commands.append(Close(_victim(view, resident, now_s)))
         self.target = name

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
 from simpy.events import Event
 
@@ -74,6 +75,12 @@ class _Mode(Enum):
     BOUNDARY = 3
 
 
+_IDLE: Final = _Mode.IDLE  # looked up once: see ``policy/snapshot.py``
+_PREFILL: Final = _Mode.PREFILL
+_DECODE: Final = _Mode.DECODE
+_BOUNDARY: Final = _Mode.BOUNDARY
+
+
 class Engine:
     """Executes forwarded calls of the active model. Reports to its host through two callbacks, at boundaries only.
 
@@ -91,7 +98,7 @@ class Engine:
         self._macro = macro
         self._timing: Timing | None = None
         self._model = ""
-        self._mode = _Mode.IDLE
+        self._mode = _IDLE
         self._alarm: Alarm | None = None
         self._queue: deque[tuple[list[Run], float, bool]] = deque()
         self._heap: list[tuple[int, int, Run]] = []
@@ -112,7 +119,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self._heap and not self._queue and self._mode in (_Mode.IDLE, _Mode.BOUNDARY)
+        return not self._heap and not self._queue and self._mode in (_IDLE, _BOUNDARY)
 
     def load(self, model: str, timing: Timing) -> None:
         """``model`` is served from now on, by the curves ``timing``; only an idle engine changes it."""
@@ -130,16 +137,16 @@ class Engine:
 
     def _enqueue(self, runs: list[Run], duration_s: float, *, fresh: bool) -> None:
         self._queue.append((runs, duration_s, fresh))
-        if self._mode is _Mode.IDLE:
+        if self._mode is _IDLE:
             self._continue()
-        elif self._mode is _Mode.DECODE and len(self._queue) == 1:
+        elif self._mode is _DECODE and len(self._queue) == 1:
             self._cut_macro_step()
 
     def stop(self, run: Run) -> None:
         """End the running segment of ``run`` at the next step boundary (SPEC §4.1: no running kernel is preempted)."""
-        if self._mode is _Mode.DECODE:
+        if self._mode is _DECODE:
             self._cut_macro_step()
-        boundary = self._step + (self._macro_steps if self._mode is _Mode.DECODE else 0)
+        boundary = self._step + (self._macro_steps if self._mode is _DECODE else 0)
         for index, (end_step, order, other) in enumerate(self._heap):
             if other is run and end_step > boundary:
                 run.end_step = boundary
@@ -152,24 +159,24 @@ class Engine:
         self._queue.clear()
         self._heap.clear()
         self._alarm = None
-        self._mode = _Mode.IDLE
+        self._mode = _IDLE
         self._batch = self._context = 0
 
     def _continue(self) -> None:
         """At a boundary: the queue first, then a macro-step up to the next end of a segment."""
         if self._queue:
-            self._mode = _Mode.PREFILL
+            self._mode = _PREFILL
             self._alarm = self._env.alarm(self._queue[0][1], self._finish_prefill)
         elif self._heap:
             assert self._timing is not None
-            self._mode = _Mode.DECODE
+            self._mode = _DECODE
             steps = self._heap[0][0] - self._step
             self._macro_steps = steps if self._macro else min(steps, 1)
             self._macro_started_s = self._env.now
             self._macro_s = self._factor * self._timing.steps_s(self._macro_steps, self._batch, self._context)
             self._alarm = self._env.alarm(self._macro_s, self._finish_macro_step)
         else:
-            self._mode = _Mode.IDLE
+            self._mode = _IDLE
             self._alarm = None
 
     def _cut_macro_step(self) -> None:
@@ -200,7 +207,7 @@ class Engine:
         if alarm is not self._alarm:
             return
         runs, _, fresh = self._queue.popleft()
-        self._mode = _Mode.BOUNDARY
+        self._mode = _BOUNDARY
         self._factor = self._noise()
         ended = []
         for run in runs:
@@ -224,7 +231,7 @@ class Engine:
                 self._first_token(run)
         for run in ended:
             self._segment_ended(run, _reason(run))
-        if self._mode is _Mode.BOUNDARY:
+        if self._mode is _BOUNDARY:
             self._continue()
 
     def _finish_macro_step(self, alarm: Alarm) -> None:
@@ -237,7 +244,7 @@ class Engine:
         self.decode_context_steps += steps * self._context + batch * (steps * (steps - 1) // 2)
         self._step += steps
         self._context += steps * batch
-        self._mode = _Mode.BOUNDARY
+        self._mode = _BOUNDARY
         ended = []
         while self._heap and self._heap[0][0] <= self._step:
             run = heapq.heappop(self._heap)[2]
@@ -249,7 +256,7 @@ class Engine:
             self._factor = self._noise()
         for run in ended:
             self._segment_ended(run, _reason(run))
-        if self._mode is _Mode.BOUNDARY:
+        if self._mode is _BOUNDARY:
             self._continue()
 
 

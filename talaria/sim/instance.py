@@ -46,7 +46,7 @@ from talaria.policy.instance import (
 from talaria.policy.knobs import Knobs
 from talaria.policy.predict import Predictor, split_prompt
 from talaria.policy.slots import SlotScheduler
-from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
+from talaria.policy.snapshot import ABSENT, ACTIVE, PARKED, STAGED, Capabilities, InstanceSnapshot, ModelSnapshot
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Engine, Run
 from talaria.sim.host import CallTruth, Ground, Host, LogicalSwitch, StepLog
@@ -84,7 +84,7 @@ class SimInstance:
         """The phase under way, since when, and of which model; followed only where somebody watches."""
         self._predictor = Predictor(beliefs, knobs.ewma_alpha)
         self._scheduler = SlotScheduler(knobs)
-        self.view = EngineView(capabilities, {model: ModelView(beliefs[model], Residency.ABSENT) for model in models})
+        self.view = EngineView(capabilities, {model: ModelView(beliefs[model], ABSENT) for model in models})
         self.view.hbm_capacity_bytes = memory.capacity_bytes
         self._engine = Engine(env, self._on_first_token, self._on_segment_end, ground.decode_factor, macro=ground.macro)
         self._inbox: deque[Event] = deque()
@@ -166,7 +166,7 @@ class SimInstance:
                 coverage, activate_s, free_tokens = 1.0, 0.0, memory.free_tokens()
             else:
                 coverage, free_tokens = staged_share if name == staged else 0.0, memory.pool_tokens[name]
-                activate_s = timing.open_s if model.residency is Residency.ABSENT else timing.switch_s(coverage)
+                activate_s = timing.open_s if model.residency is ABSENT else timing.switch_s(coverage)
             next_slot_s, queued_work_s = slots[name]
             models[name] = ModelSnapshot(
                 model.residency, coverage, len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
@@ -256,7 +256,7 @@ class SimInstance:
         elif type(command) is Report:
             self._report(command.round)
         elif type(command) is Close:
-            self.view.models[command.model].residency = Residency.ABSENT
+            self.view.models[command.model].residency = ABSENT
             self.memory.close(command.model)
         elif type(command) is Stop:
             for call_id in command.call_ids:
@@ -406,8 +406,8 @@ class SimInstance:
         record = LogicalSwitch(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
         if source is not None:
             self._lines.lose_device(source)
-            if self.view.models[source].residency is Residency.ACTIVE:  # else it was closed to make room
-                self.view.models[source].residency = Residency.PARKED
+            if self.view.models[source].residency is ACTIVE:  # else it was closed to make room
+                self.view.models[source].residency = PARKED
         self._switching_to = target
         self.view.active = None
         self._switch_alarm = self._env.alarm(sum(phases), self._finish_switch, record)
@@ -421,7 +421,7 @@ class SimInstance:
         self._engine.load(record.target, self._ground.timing[record.target])
         self.view.active = record.target
         model = self.view.models[record.target]
-        model.residency, model.coverage = Residency.ACTIVE, 0.0
+        model.residency, model.coverage = ACTIVE, 0.0
         if model.leases:
             now_s = self._env.now
             model.leases = {key: times for key, times in model.leases.items() if times[1] > now_s}
@@ -447,18 +447,18 @@ class SimInstance:
     def _show_staged(self, target: str | None) -> None:
         """Of the parked models only ``target`` is staged from now on (SPEC §5.6); nothing of it is there yet."""
         for name, model in self.view.models.items():
-            if model.residency is Residency.PARKED or model.residency is Residency.STAGED:
-                model.residency = Residency.STAGED if name == target else Residency.PARKED
+            if model.residency is PARKED or model.residency is STAGED:
+                model.residency = STAGED if name == target else PARKED
                 model.coverage = 0.0
 
     def open_at_start(self, models: tuple[str, ...]) -> None:
         """Models that are resident when the run starts; the first is active."""
         for name in models:
             self.memory.open(name)
-            self.view.models[name].residency = Residency.PARKED
+            self.view.models[name].residency = PARKED
         if models:
             self.view.active = models[0]
-            self.view.models[models[0]].residency = Residency.ACTIVE
+            self.view.models[models[0]].residency = ACTIVE
             self.memory.activate(models[0])
             self._engine.load(models[0], self._ground.timing[models[0]])
 
@@ -485,8 +485,8 @@ class SimInstance:
         abandoned: list[Run] = []
         for model in self.view.models.values():
             abandoned += self._take_back(model)
-            if model.residency is not Residency.ABSENT:
-                model.residency = Residency.PARKED
+            if model.residency is not ABSENT:
+                model.residency = PARKED
         self.memory.crash()
         self.view.active = None
         self._lines.doubt_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from talaria.policy.calls import LineKey
-from talaria.policy.snapshot import LineState, Tier
+from talaria.policy.snapshot import DEVICE, LineState
 from talaria.sim.memory import InstanceMemory
 
 
@@ -33,7 +33,7 @@ class LineBook:
     def lose_device(self, model: str) -> None:
         """The KV region of ``model`` is released: its lines are what the host registry still has of them."""
         for key, state in self._published.items():
-            if state.tier is Tier.DEVICE and key.model == model:
+            if state.tier is DEVICE and key.model == model:
                 self._stale[key] = None
 
     def doubt_all(self) -> None:

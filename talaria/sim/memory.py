@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from talaria.policy.calls import LineKey
-from talaria.policy.snapshot import LineState, Tier
+from talaria.policy.snapshot import DEVICE, HOST, MISSING, LineState
 from talaria.profiles import Profile
 from talaria.sim.engine import Run
 from talaria.substrate.device import DeviceCache
@@ -268,9 +268,9 @@ class InstanceMemory:
         if key.model == self._active:
             device = self._resumable(key.model, spans, tokens)
             if device > 0:
-                return LineState(Tier.DEVICE, self._registry.match(key.model, spans, device), last_use_s)
+                return LineState(DEVICE, self._registry.match(key.model, spans, device), last_use_s)
         host = self._registry.match(key.model, spans)
-        return LineState(Tier.HOST if host else Tier.MISSING, host, last_use_s)
+        return LineState(HOST if host else MISSING, host, last_use_s)
 
     def forget(self, key: LineKey) -> None:
         self._paths.pop(key, None)
@@ -333,7 +333,7 @@ class InstanceMemory:
     def staged(self, now_s: float) -> tuple[str | None, float]:
         """(model being staged, share of its weights that is clean by now)."""
         staging = self._staging
-        if staging is None:
+        if staging is None or staging.target is None:
             return None, 0.0
         self._advance_staging(now_s)
         return staging.target, staging.coverage()

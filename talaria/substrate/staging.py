@@ -65,6 +65,8 @@ class StagingMap:
         self._clean = ExtentSet()
         self._clean_bytes = 0
         """Of the chunks in ``_clean``."""
+        self.clean_bytes = 0
+        """Staged and not overwritten since."""
         self._dirty = ExtentSet()
         self._in_flight: int | None = None
         self._in_flight_bytes = 0
@@ -91,11 +93,6 @@ class StagingMap:
         self._in_flight = None
         self._in_flight_bytes = 0
 
-    @property
-    def clean_bytes(self) -> int:
-        """Staged and not overwritten since."""
-        return self._clean_bytes + (self._coast_byte // self.chunk_bytes - self._coast_chunk) * self.chunk_bytes
-
     def coast(self, nbytes: int) -> bool:
         """``advance``, if there is room for all of ``nbytes`` in the gap that is being filled, or nothing is missing.
 
@@ -104,6 +101,7 @@ class StagingMap:
         reached = self._coast_byte + nbytes
         if reached < self._coast_end and reached < self._tail_bytes:
             self._coast_byte = reached
+            self.clean_bytes = self._clean_bytes + (reached // self.chunk_bytes - self._coast_chunk) * self.chunk_bytes
             return True
         return self._clean_bytes == self.weight_bytes
 
@@ -177,6 +175,7 @@ class StagingMap:
         self._dirty.take_range(first, first + count)
         self._clean.add(first, count)
         self._clean_bytes += self._bytes(first, count)
+        self.clean_bytes = self._clean_bytes
 
     def _bytes(self, first: int, count: int) -> int:
         """Size of ``count`` chunks from ``first`` on; the last one of the weights can be short."""
@@ -213,6 +212,7 @@ class StagingMap:
             for start, chunks in self._clean.take_range(low_row * self.layers, (high_row + 1) * self.layers):
                 self._dirty.add(start, chunks)
                 self._clean_bytes -= self._bytes(start, chunks)
+                self.clean_bytes = self._clean_bytes
 
     # --- what the router and the switch see ----------------------------------------------------------------------------
 
