@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from talaria.cli.console import note
+
 app = typer.Typer(add_completion=False)
 
 ClusterArgument = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A cluster file.")]
@@ -18,12 +20,15 @@ def serve(cluster: ClusterArgument, agent: AgentOption = None) -> None:
     """Serve a cluster until SIGTERM or Ctrl-C: the gateway with the agents and engines of this host, or one agent with its engines."""
     from talaria.errors import unknown_name
     from talaria.gpu import config
+    from talaria.gpu.agent.beliefs import knobs_of
 
     loaded = config.load(cluster)
     if agent is None:
         from talaria.gpu.gateway.main import run_gateway
 
-        run_gateway(loaded)
+        run_gateway(
+            loaded, knobs_of(loaded.policy), reload=lambda: config.load(cluster), on_ready=lambda url: note(f"{loaded.name} serves at {url}")
+        )
         return
     from talaria.gpu.agent.main import run_agent
 

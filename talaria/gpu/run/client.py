@@ -121,9 +121,9 @@ class Client:
         return ids
 
     async def models(self) -> dict[str, int | None]:
-        """Served names, with the most tokens that each takes where the gateway says so. Raises InputError."""
+        """Served names (aliases are none), with the most tokens that each takes where the gateway says so. Raises InputError."""
         answer = await self._json("GET", "/v1/models", self._endpoint.key)
-        return {card["id"]: card.get("max_model_len") for card in answer["data"]}
+        return {card["id"]: card.get("max_model_len") for card in answer["data"] if card.get("root", card["id"]) == card["id"]}
 
     async def admin(self, method: str, path: str, body: Any = None) -> Any:
         """An admin endpoint's answer. Raises InputError with what it says."""

@@ -65,10 +65,7 @@ async def repetition(
 
 
 async def _reset(client: Client, case: Case) -> None:
-    body = {
-        "router": case.router, "knobs": CODEC.encode(case.knobs), "session_prefill": case.session_prefill, "record": True,
-    }  # fmt: skip
-    await client.admin("POST", "/admin/reset", body)
+    await client.admin("POST", "/admin/reset", {**case.document(), "record": True})
 
 
 async def _begin(stream_of_records: AsyncIterator[records.Record]) -> records.Begin:

@@ -23,9 +23,10 @@ from talaria.report.declog import read_log
 from talaria.report.measured import COMPLETED
 from talaria.report.record import RunRecord
 
+ROUNDING_S = 1e-4
 TERMS = ("request", "kv", "activate")
-SAME_MOMENT_S = 1e-3
-"""Placements of one model are further apart, or else in the same order in log and record."""
+SAME_MOMENT_S = 0.05
+"""So much later than it was explained a placement may stand in a record. Those of one model are in the same order on both sides."""
 
 
 class Terms(NamedTuple):
@@ -85,7 +86,7 @@ def _placed_at(waiting: deque[tuple[float, CostTerms]] | None, time_s: float) ->
     """The next prediction, if it is of that time; earlier ones belong to calls that are in no row, and are dropped."""
     while waiting and waiting[0][0] < time_s - SAME_MOMENT_S:
         waiting.popleft()
-    return waiting.popleft()[1] if waiting and waiting[0][0] < time_s + SAME_MOMENT_S else None
+    return waiting.popleft()[1] if waiting and waiting[0][0] < time_s + ROUNDING_S else None
 
 
 def summary(found: list[TermPair]) -> dict[str, TermErrors]:

@@ -16,7 +16,7 @@ from aiohttp import web
 from talaria.gpu.protocol import records
 from talaria.gpu.protocol.agent import now_s
 from talaria.policy.codec import CODEC
-from talaria.policy.knobs import Knobs
+from talaria.policy.knobs import Knobs, with_values
 from talaria.policy.snapshot import Capabilities
 
 PAGE = 16
@@ -76,7 +76,7 @@ class FakeGateway:
     async def _reset(self, request: web.Request) -> web.Response:
         self.resets.append(await request.json())
         can = {"g0": Capabilities(hkvr=False, staging=False, inflight_kv="recompute")}
-        knobs = CODEC.decode(self.resets[-1]["knobs"])
+        knobs = with_values(Knobs(), self.resets[-1]["knobs"])
         arguments = {"instances": CODEC.encode(can), "knobs": CODEC.encode(knobs), "output_tokens": CODEC.encode({})}
         self._tell(
             records.Begin(
