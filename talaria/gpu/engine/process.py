@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,10 +77,14 @@ class Process:
 
     async def wait(self) -> int:
         """Exit status of the first process (128 + signal); by then all processes have ended."""
-        return await self._parent.wait()
+        status = await self._parent.wait()
+        if status < 0:  # the warden itself was killed
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        return status
 
     async def kill(self) -> None:
         """End all processes and wait for that."""
         assert self._parent.stdin is not None
         self._parent.stdin.close()
-        await self._parent.wait()
+        await self.wait()
