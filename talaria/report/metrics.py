@@ -79,7 +79,7 @@ def metric(unit: str, better: Better | None) -> Callable[[Compute], Compute]:
 
 
 def _percentile(values: Array, percent: float) -> float | None:
-    return nearest_rank(np.sort(values).tolist(), percent) if len(values) else None
+    return nearest_rank(np.sort(values).data, percent) if len(values) else None
 
 
 def _mean(values: Array) -> float | None:

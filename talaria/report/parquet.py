@@ -14,7 +14,8 @@ from typing import Any
 
 from talaria.errors import InputError
 from talaria.report import record as flags
-from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, REASONS, Columns, RunRecord, hbm_columns
+from talaria.report.columns import Columns
+from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, REASONS, RunRecord, hbm_columns
 
 TABLES = ("calls", "rounds", "slots", "switches", "hbm_samples")
 SCALARS = (

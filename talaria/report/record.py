@@ -1,16 +1,13 @@
 """What a run leaves behind, in columns: one row per call, round, slot and switch. The same for both worlds.
 
-A call costs ``CALL_BYTES`` bytes, so that a run of 100,000 calls stays small; durations are seconds as float32 (relative
-error 6e-8), absolute times float64.
+Durations are seconds as float32 (relative error 6e-8), absolute times float64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from struct import Struct
-from typing import Any
 
-import numpy as np
+from talaria.report.columns import Columns
 
 OUTCOMES = ("completed", "shed", "failed")
 REASONS = ("lease", "cost", "spill", "queue", "sticky", "pressure", "rotation", "health")
@@ -35,43 +32,6 @@ NO_MODEL = -1
 """In place of a switch's source: no model was active."""
 
 
-class Columns:
-    """Append-only typed columns; ``append`` takes one value per column, in order.
-
-    Rows are kept packed, one after the other: a row is written by one operation, however many columns there are.
-    """
-
-    def __init__(self, **types: str) -> None:
-        self.names = tuple(types)
-        self._codes = tuple(types.values())
-        self._rows = bytearray()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        row = Struct("<" + "".join(self._codes))
-        self.row_bytes = row.size
-        self._pack = row.pack
-        self._dtype = np.dtype([(name, "<" + code) for name, code in zip(self.names, self._codes, strict=True)])
-
-    def append(self, *row: Any) -> None:
-        """Raises struct.error for a wrong number of values, or one that its column cannot hold."""
-        self._rows += self._pack(*row)
-
-    def __len__(self) -> int:
-        return len(self._rows) // self.row_bytes
-
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        """The column as an array (a copy: the column can go on growing)."""
-        return np.frombuffer(self._rows, self._dtype)[name].copy()
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.names, self._codes, self._rows
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.names, self._codes, self._rows = state
-        self._prepare()
-
-
 def call_columns() -> Columns:
     return Columns(
         session="I", line="H", turn="H", model="B", instance="H", outcome="B", reason="B", flags="B", parked="B",
@@ -83,9 +43,6 @@ def call_columns() -> Columns:
         e2e_s="f",  # enqueue → last token, or the end as shed or failed
         prompt_tokens="I", device_tokens="I", host_tokens="I", recomputed_tokens="I", output_tokens="I",
     )  # fmt: skip
-
-
-CALL_BYTES = call_columns().row_bytes
 
 
 def round_columns() -> Columns:

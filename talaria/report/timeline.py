@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from talaria.report.columns import Columns
 from talaria.report.parquet import FLAG_COLUMNS, KV_STATES
-from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, PHASES, REASONS, Columns, RunRecord
+from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, PHASES, REASONS, RunRecord
 
 Event = dict[str, Any]
 

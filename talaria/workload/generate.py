@@ -32,15 +32,15 @@ def preset(name: str, seed: int, **overrides: Any) -> GeneratedWorkload:
 
 
 class GeneratedWorkload:
-    """A lazy ``Workload``: nothing but the depth and the model of each session is kept (16 bytes a session)."""
+    """A lazy ``Workload``: nothing but the depth and the model of each session is kept (6 bytes a session)."""
 
     block_tokens = 0
     block_scope = "session"
 
     def __init__(self, name: str, recipe: Recipe, seed: int) -> None:
         self.name, self.recipe, self.seed = name, recipe, seed
-        self._model_of = _models_of_sessions(recipe, seed)
-        self._depths = _depths(recipe, seed, self._model_of)
+        self._model_of = _models_of_sessions(recipe, seed).astype(np.uint16)
+        self._depths = _depths(recipe, seed, self._model_of).astype(np.uint32)
 
     def models(self) -> tuple[str, ...]:
         calls = np.bincount(self._model_of, weights=self._depths, minlength=len(self.recipe.models))
@@ -74,7 +74,7 @@ def _models_of_sessions(law: Recipe, seed: int) -> Ints:
     return np.asarray(np.minimum(drawn, len(law.models) - 1), np.int64)
 
 
-def _depths(law: Recipe, seed: int, model_of: Ints) -> Ints:
+def _depths(law: Recipe, seed: int, model_of: npt.NDArray[np.uint16]) -> Ints:
     """Calls of each session. Session i's draw does not depend on how many sessions follow it."""
     real = np.minimum(_lognormal(law.depth_median, law.depth_sigma, stream(seed, "depths").standard_normal(law.sessions)), law.depth_cap)
     if law.calls_per_model is None:

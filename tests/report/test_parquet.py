@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from talaria.report.columns import Columns
 from talaria.report.metrics import metrics
 from talaria.report.parquet import FLAG_COLUMNS, RecordWriter, read_records
-from talaria.report.record import NO_INSTANCE, Columns, RunRecord
+from talaria.report.record import NO_INSTANCE, RunRecord
 from tests.report.synthetic import add_call, empty_record, plausible_record, small_record
 
 

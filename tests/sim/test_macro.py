@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from talaria.report.record import Columns
+from talaria.report.columns import Columns
 from talaria.sim.run import RunPlan, simulate
 from tests.sim.small import small_plan
 from tests.sim.worlds import random_sessions, session_of, with_small_memory, world
