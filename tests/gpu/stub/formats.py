@@ -43,6 +43,10 @@ class Format(ABC):
         self.body, self.run = body, run
         self.model, self.created = body.get("model", ""), int(time.time())
 
+    def opening(self) -> bytes | None:
+        """What a stream begins with before its first token; None: nothing, not even its status."""
+        return None
+
     @abstractmethod
     def head(self) -> bytes: ...
 
@@ -153,6 +157,9 @@ class Messages(Format):
     def _stop_reason(self) -> str:
         return "max_tokens" if self.run.finish == "length" else "end_turn"
 
+    def opening(self) -> bytes | None:
+        return b""
+
     def head(self) -> bytes:
         delta = _event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "#"}})
         self._before, self._after = delta.split(b"#")
@@ -211,13 +218,13 @@ class Responses(Format):
     def _part(text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def head(self) -> bytes:
+    def opening(self) -> bytes | None:
         begun = self._response("in_progress", [], None)
-        return (
-            self._say("created", response=begun)
-            + self._say("in_progress", response=begun)
-            + self._say("output_item.added", output_index=0, item=self._message("in_progress", None))
-            + self._say("content_part.added", **self._item, part=self._part(""))
+        return self._say("created", response=begun) + self._say("in_progress", response=begun)
+
+    def head(self) -> bytes:
+        return self._say("output_item.added", output_index=0, item=self._message("in_progress", None)) + self._say(
+            "content_part.added", **self._item, part=self._part("")
         )
 
     def token(self, word: bytes) -> bytes:

@@ -47,13 +47,13 @@ class Hold:
             while run.finish is None:
                 steps = await self._grant(run.id)
                 before = len(run.output)
-                budget = steps if before else 1 + steps
+                budget = max(1, steps) if before else 1 + steps
                 async with aclosing(self._engine.segment(run, budget)) as tokens:
                     async for _ in tokens:
                         self._say(Progress(run.id, len(run.output)))
                         if len(run.output) - before < budget and run.finish is None:
                             yield
-                reason = "grant" if run.finish is None else "aborted" if run.finish == "abort" else "finished"
+                reason = "grant" if run.finish is None else "failed" if run.finish == "abort" else "finished"
                 ended = run.finish is not None
                 self._say(Ended(run.id, reason, len(run.output), b"".join(run.output[before:]), run.found_tokens))
                 yield

@@ -24,7 +24,7 @@ from tests.gpu.stub.text import TOKEN_BYTES, prompt_of
 
 
 class _Answer:
-    """The answer to one call. A stream begins with its first token, so that an error before it has a status of its own."""
+    """The answer to one call. Most streams begin with their first token, so that an error before it has a status of its own."""
 
     def __init__(self, request: web.Request, kind: type[Format]) -> None:
         self._request, self._kind = request, kind
@@ -35,17 +35,25 @@ class _Answer:
             async for _ in tokens:
                 pass
             return web.Response(body=form.whole(), content_type="application/json")
+        opening = form.opening()
+        stream = None if opening is None else await self._begin(opening)
         sent = 0
         async for _ in tokens:
-            if self._stream is None:
-                self._stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-                await self._stream.prepare(self._request)
-                await self._stream.write(form.head())
+            if stream is None:
+                stream = await self._begin(b"")
+            head = form.head() if not sent else b""
             words, sent = form.run.output[sent:], len(form.run.output)
-            await self._stream.write(b"".join(map(form.token, words)))
-        assert self._stream is not None
-        await self._stream.write(form.tail())
-        await self._stream.write_eof()
+            await stream.write(head + b"".join(map(form.token, words)))
+        assert stream is not None
+        await stream.write(form.tail())
+        await stream.write_eof()
+        return stream
+
+    async def _begin(self, opening: bytes) -> web.StreamResponse:
+        self._stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await self._stream.prepare(self._request)
+        if opening:
+            await self._stream.write(opening)
         return self._stream
 
     async def fail(self, error: CallError) -> web.StreamResponse:
