@@ -1,0 +1,1 @@
+"""The front door: one endpoint for every client, sessions and lines from requests, ``policy.Router`` over all instances."""

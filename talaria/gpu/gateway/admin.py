@@ -1,0 +1,186 @@
+"""What an administrator may do while the gateway runs: drain, close, reload, begin anew, record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from talaria.errors import InputError
+from talaria.gpu.config import ClusterConfig
+from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.gateway.dispatch import Dispatcher, InstanceState
+from talaria.gpu.gateway.recording import Recording
+from talaria.gpu.gateway.relay import read_body
+from talaria.gpu.gateway.settings import Settings
+from talaria.policy.knobs import KnobError, Knobs, as_dict, with_values
+from talaria.policy.router import ROUTERS
+
+RESET_S: Final = 120.0
+LONGEST_BODY_BYTES: Final = 2**20
+
+_log = logging.getLogger("talaria.gateway")
+_encode = msgspec.json.Encoder().encode
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Admin:
+    """``reload`` reads the cluster file again; None where the gateway was not started from one."""
+
+    def __init__(self, dispatcher: Dispatcher, config: ClusterConfig, knobs: Knobs, reload: Callable[[], ClusterConfig] | None) -> None:
+        self._dispatcher, self._config, self._knobs, self._reload = dispatcher, config, knobs, reload
+        self._reader: Recording | None = None
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Method, path and handler."""
+        posts = {
+            "/admin/drain": self._drain, "/admin/undrain": self._undrain, "/admin/open": self._open, "/admin/close": self._close,
+            "/admin/reload": self._reload_settings, "/admin/reset": self._reset,
+        }  # fmt: skip
+        gets = {"/admin/instances": self._instances, "/admin/records": self._records}
+        return [*(("POST", path, handler) for path, handler in posts.items()), *(("GET", path, handler) for path, handler in gets.items())]
+
+    async def _body(self, request: web.BaseRequest, *allowed: str) -> dict[str, Any]:
+        """The document of an administrator's request. Raises Problem for anything else."""
+        self._dispatcher.settings.check_admin(request.headers)
+        body = await read_body(request, LONGEST_BODY_BYTES)
+        try:
+            document = msgspec.json.decode(body) if body else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise Problem(400, "the body is no valid JSON") from None
+        if not isinstance(document, dict) or set(document) - set(allowed):
+            raise Problem(400, f"the body must be a JSON object; allowed: {', '.join(allowed)}")
+        return document
+
+    def _named(self, document: dict[str, Any]) -> InstanceState:
+        name = document.get("instance")
+        found = self._dispatcher.instances.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise Problem(404, f"no such instance; there are: {', '.join(self._dispatcher.instances)}")
+        return found
+
+    # --- instances and models --------------------------------------------------------------------------------------
+
+    async def _instances(self, request: web.BaseRequest) -> web.Response:
+        self._dispatcher.settings.check_admin(request.headers)
+        return self._state()
+
+    def _state(self) -> web.Response:
+        dispatcher = self._dispatcher
+        instances = {
+            name: {
+                "connected": item.agent.connected, "healthy": item.healthy, "drained": item.drained, "closed": sorted(item.closed),
+                "models": {} if item.snapshot is None else {model: what.residency.value for model, what in item.snapshot.models.items()},
+            }
+            for name, item in dispatcher.instances.items()
+        }  # fmt: skip
+        calls = {"accepted": dispatcher.accepted, "open": dispatcher.open_calls, **{name: dispatcher.outcomes[name] for name in _OUTCOMES}}
+        return _json({"instances": instances, "calls": calls, "recording": dispatcher.recording is not None})
+
+    async def _drain(self, request: web.BaseRequest) -> web.Response:
+        """The instance gets no more calls; those that it has are served."""
+        return await self._set_drained(request, True)
+
+    async def _undrain(self, request: web.BaseRequest) -> web.Response:
+        return await self._set_drained(request, False)
+
+    async def _set_drained(self, request: web.BaseRequest, drained: bool) -> web.Response:
+        instance = self._named(await self._body(request, "instance"))
+        instance.drained = drained
+        self._dispatcher.changed(instance)
+        _log.info("event=%s instance=%s", "drain" if drained else "undrain", instance.agent.name)
+        return self._state()
+
+    async def _close(self, request: web.BaseRequest) -> web.Response:
+        """No more calls of the model are placed on the instance, or, without one, anywhere."""
+        return await self._set_closed(request, True)
+
+    async def _open(self, request: web.BaseRequest) -> web.Response:
+        return await self._set_closed(request, False)
+
+    async def _set_closed(self, request: web.BaseRequest, closed: bool) -> web.Response:
+        document = await self._body(request, "instance", "model")
+        model = document.get("model")
+        if model not in self._dispatcher.settings.models:
+            raise Problem(404, f"no such model; there are: {', '.join(self._dispatcher.settings.models)}")
+        for instance in [self._named(document)] if "instance" in document else self._dispatcher.instances.values():
+            (instance.closed.add if closed else instance.closed.discard)(model)
+            self._dispatcher.changed(instance)
+        _log.info("event=%s model=%s", "close" if closed else "open", model)
+        return self._state()
+
+    # --- configuration ---------------------------------------------------------------------------------------------
+
+    async def _reload_settings(self, request: web.BaseRequest) -> web.Response:
+        """Keys, aliases, limits and the default model at once; what else differs is named and waits for a restart or a reset."""
+        await self._body(request)
+        if self._reload is None:
+            raise Problem(409, "the gateway was not started from a file")
+        try:
+            config = self._reload()
+            settings = Settings(config)
+        except InputError as error:
+            raise Problem(400, str(error)) from None
+        old, self._config = self._config, config
+        restart = [name for name in ("models", "instances", "engine") if getattr(old, name) != getattr(config, name)]
+        settings.models = self._dispatcher.settings.models
+        self._dispatcher.settings = settings
+        self._dispatcher.book.idle_s = settings.limits.session_idle_s
+        waits = [*restart, *(["gateway address"] if _address(old) != _address(config) else [])]
+        reset = ["policy"] if old.policy != config.policy else []
+        _log.info("event=reload restart=%s reset=%s", ",".join(waits) or "-", ",".join(reset) or "-")
+        return _json({"applied": ["keys", "aliases", "limits", "default_model"], "needs_restart": waits, "needs_reset": reset})
+
+    # --- measured runs ---------------------------------------------------------------------------------------------
+
+    async def _reset(self, request: web.BaseRequest) -> web.Response:
+        """A fresh router, fresh slot schedulers and empty caches on all instances; recorded from the first step if asked."""
+        document = await self._body(request, "router", "knobs", "session_prefill", "record")
+        router = document.get("router", self._config.policy.router)
+        if router not in ROUTERS:
+            raise Problem(400, f"no such router; there are: {', '.join(ROUTERS)}")
+        values, prefill, record = document.get("knobs", {}), document.get("session_prefill", True), document.get("record", False)
+        if not isinstance(values, dict) or not isinstance(prefill, bool) or not isinstance(record, bool):
+            raise Problem(400, "knobs must be an object, session_prefill and record true or false")
+        try:
+            knobs = with_values(self._knobs, values)
+        except KnobError as error:
+            raise Problem(400, str(error)) from None
+        if record and (self._reader is None or not self._reader.open):
+            raise Problem(409, "nobody reads /admin/records")
+        await self._dispatcher.reset(router, knobs, prefill, self._reader if record else None, RESET_S)
+        return _json({"router": router, "knobs": as_dict(knobs), "session_prefill": prefill, "record": record})
+
+    async def _records(self, request: web.BaseRequest) -> web.StreamResponse:
+        """``protocol.records``, as they come; one reader at a time."""
+        self._dispatcher.settings.check_admin(request.headers)
+        if self._reader is not None and self._reader.open:
+            raise Problem(409, "somebody reads the records already")
+        reader = self._reader = Recording()
+        response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
+        response.enable_chunked_encoding()
+        try:
+            await response.prepare(request)
+            while (lines := await reader.next()) is not None:
+                await response.write(lines)
+            await response.write_eof()
+        finally:
+            reader.close()
+            if self._dispatcher.recording is reader:
+                self._dispatcher.stop_recording()
+        return response
+
+
+_OUTCOMES = ("completed", "failed", "shed")
+
+
+def _address(config: ClusterConfig) -> tuple[str, int]:
+    return config.gateway.host, config.gateway.port
+
+
+def _json(document: Any) -> web.Response:
+    return web.Response(body=_encode(document), content_type="application/json")

@@ -1,0 +1,123 @@
+"""The gateway's end of one instance: its agent's address, a pool of connections for calls, and the link that is kept up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from talaria.gpu.protocol import agent as wire
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+CONNECT_S = 5.0
+IDLE_CONNECTION_S = 30.0
+"""Shorter than a server keeps an idle connection: a call should not meet one that is just being closed."""
+
+_log = logging.getLogger("talaria.gateway")
+_decode = msgspec.msgpack.Decoder(wire.FromAgent).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Listener(Protocol):
+    """Who is told what agents say."""
+
+    def link_up(self, agent: Agent) -> None: ...
+
+    def link_down(self, agent: Agent) -> None: ...
+
+    def heard(self, agent: Agent, message: wire.FromAgent) -> None: ...
+
+
+class Agent:
+    """``url`` is None until the agent's address is known: a child says it when it listens."""
+
+    def __init__(self, name: str, gateway: str, listener: Listener, url: str | None = None, key: str | None = None) -> None:
+        self.name = name
+        self.url = url
+        self.key = key
+        self.connected = False
+        self._gateway, self._listener = gateway, listener
+        self._http: aiohttp.ClientSession | None = None
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._has_url = asyncio.Event()
+        if url is not None:
+            self._has_url.set()
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                auto_decompress=False,
+                skip_auto_headers=("user-agent", "accept-encoding", "accept"),
+            )
+        return self._http
+
+    def headers(self) -> dict[str, str]:
+        """What every request to the agent shows."""
+        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
+
+    def moved(self, url: str | None) -> None:
+        """A child has been started anew, or is down."""
+        self.url = url
+        if url is None:
+            self._has_url.clear()
+        else:
+            self._has_url.set()
+
+    def send(self, message: wire.FromGateway) -> None:
+        """Tell the agent, if it is there: what it missed it learns from nobody, and none of it outlives a link."""
+        if self.connected:
+            self._outbox.put_nowait(_encode(message))
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        wait_s = FIRST_RETRY_S
+        while True:
+            await self._has_url.wait()
+            try:
+                if await self._one_link():
+                    wait_s = FIRST_RETRY_S
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
+            await asyncio.sleep(wait_s)
+            wait_s = min(LONGEST_RETRY_S, 2.0 * wait_s)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def _one_link(self) -> bool:
+        """Returns whether the agent said anything."""
+        heard = False
+        headers = {**self.headers(), wire.GATEWAY_HEADER: self._gateway}
+        async with self.http.ws_connect(f"{self.url}{wire.LINK_PATH}", headers=headers, max_msg_size=0, compress=0) as link:
+            self._outbox = asyncio.Queue()
+            self.connected = True
+            self._listener.link_up(self)
+            writer = asyncio.create_task(self._write(link))
+            try:
+                async for frame in link:
+                    if frame.type is not aiohttp.WSMsgType.BINARY:
+                        continue
+                    heard = True
+                    self._listener.heard(self, _decode(frame.data))
+            except (msgspec.DecodeError, ValueError) as error:
+                _log.error("event=link_garbled instance=%s why=%s", self.name, error)
+            finally:
+                self.connected = False
+                writer.cancel()
+                self._listener.link_down(self)
+                with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError, OSError):
+                    await writer
+        return heard
+
+    async def _write(self, link: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await link.send_bytes(await self._outbox.get())

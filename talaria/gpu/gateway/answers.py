@@ -1,0 +1,89 @@
+"""The way back to one client: nothing is sent before there is something to say, so that an error can still be a status."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from talaria.gpu.gateway.dialects import KEEP_ALIVE, Endpoint, Problem
+from talaria.gpu.protocol.records import CALL_HEADER
+
+
+class Answer:
+    """The answer to ``request``. A stream that has been silent for ``keep_alive_s`` says so with a comment."""
+
+    def __init__(self, request: web.BaseRequest, endpoint: Endpoint, call: int, keep_alive_s: float) -> None:
+        self._request, self._endpoint, self._call, self._keep_alive_s = request, endpoint, call, keep_alive_s
+        self._loop = asyncio.get_running_loop()
+        self._stream: web.StreamResponse | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._written_s = 0.0
+        self._between_events = True
+
+    @property
+    def began(self) -> bool:
+        return self._stream is not None
+
+    async def keep_alive(self) -> None:
+        """Before the first byte from the engine."""
+        await self.write(KEEP_ALIVE)
+
+    async def write(self, data: bytes) -> None:
+        """More of the stream. Raises ConnectionError once the client is gone."""
+        if self._stream is None:
+            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", CALL_HEADER: str(self._call)}
+            stream = web.StreamResponse(headers=headers)
+            stream.enable_chunked_encoding()
+            self._stream = stream
+            await stream.prepare(self._request)
+            self._written_s = self._loop.time()
+            self._tick()
+        self._written_s = self._loop.time()
+        self._between_events = data.endswith((b"\n\n", b"\r\n\r\n"))
+        await self._stream.write(data)
+
+    async def whole(self, status: int, headers: dict[str, str], body: bytes) -> web.StreamResponse:
+        """An answer that is no stream; of a stream that had begun, its end as an error."""
+        response = web.Response(status=status, headers={**headers, CALL_HEADER: str(self._call)}, body=body)
+        await response.prepare(self._request)
+        await response.write_eof()
+        return response
+
+    async def fail(self, problem: Problem) -> web.StreamResponse:
+        """An error, in the client's format: a status, or the stream's last event."""
+        if self._stream is None:
+            headers = {"content-type": "application/json", **problem.headers}
+            return await self.whole(problem.status, headers, self._endpoint.error_body(problem))
+        if not self._between_events:
+            await self.write(b"\n\n")
+        await self.write(self._endpoint.error_event(problem))
+        return await self.end()
+
+    async def end(self) -> web.StreamResponse:
+        """The stream is complete."""
+        assert self._stream is not None
+        self.close()
+        await self._stream.write_eof()
+        return self._stream
+
+    def close(self) -> None:
+        """No more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        loop = self._loop
+        due_s = self._written_s + self._keep_alive_s
+        if loop.time() >= due_s and self._between_events and self._stream is not None:
+            self._comment = loop.create_task(self._say_comment(self._stream))
+            due_s = loop.time() + self._keep_alive_s
+        self._timer = loop.call_at(max(due_s, loop.time() + 0.01), self._tick)
+
+    async def _say_comment(self, stream: web.StreamResponse) -> None:
+        try:
+            await stream.write(KEEP_ALIVE)
+        except ConnectionError:
+            self.close()  # whoever reads from the engine learns of it too

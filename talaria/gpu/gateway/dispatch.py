@@ -1,0 +1,583 @@
+"""The router's host: what agents say goes in, calls come out placed, and every call's books are closed once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from talaria.gpu.config import ClusterConfig
+from talaria.gpu.gateway.agents import Agent
+from talaria.gpu.gateway.calls import LiveCall, Numbering
+from talaria.gpu.gateway.conversation import Conversation
+from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.gateway.lines import Line, SessionBook
+from talaria.gpu.gateway.metrics import Metrics
+from talaria.gpu.gateway.recording import Recording
+from talaria.gpu.gateway.sessions import Session
+from talaria.gpu.gateway.settings import Settings, Tenant
+from talaria.gpu.gateway.snapshots import SnapshotReader
+from talaria.gpu.protocol import agent as wire
+from talaria.gpu.protocol import records
+from talaria.gpu.protocol.agent import now_s
+from talaria.gpu.protocol.engine import ABI
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.codec import CODEC
+from talaria.policy.explain import Explanation
+from talaria.policy.knobs import Knobs
+from talaria.policy.leases import Lease
+from talaria.policy.router import ROUTERS, Overloaded, Routed, Router, Usage
+from talaria.policy.snapshot import Capabilities, InstanceSnapshot
+from talaria.report.recording import RecordingRouter
+
+LAST_WORD_S: Final = 10.0
+"""How long a call's books wait for its agent after its answer is over."""
+LEASE_END_DELAY_S: Final = 0.02
+"""A return reaches its instance before the end of the lease that it uses: a slot that lingers must not close in its face."""
+EXPLAINED: Final = 256
+"""Placements whose reasons are kept."""
+SHED_RETRY_S: Final = 5.0
+CLOCK_TOLERANCE_S: Final = 1.0
+
+_log = logging.getLogger("talaria.gateway")
+_encode = msgspec.json.Encoder().encode
+
+
+class Placement(NamedTuple):
+    """Why a call went where it went."""
+
+    call: int
+    tenant: str
+    session: str
+    line: str
+    attempt: int
+    explanation: Explanation
+    answer: str
+    """The instance, or the overload policy's action and its reason."""
+
+
+class InstanceState:
+    """What the dispatcher keeps of one instance."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.hello: wire.AgentHello | None = None
+        self.snapshot: InstanceSnapshot | None = None
+        """The newest, as the agent said it."""
+        self.barred = False
+        """The router was told that it is not healthy, which only telemetry can mend."""
+        self.numbers = Numbering()
+        self.reader = SnapshotReader()
+        self.drained = False
+        self.closed: set[str] = set()
+        """Models that are not to be placed here."""
+        self.taken_over = False
+        self.fresh_link = False
+        self.version = self.version_ahead = 0
+        self.heard_s = 0.0
+        self.ready = asyncio.Event()
+        """A snapshot has come since the last hello."""
+
+    @property
+    def healthy(self) -> bool:
+        return self.agent.connected and not self.barred and not self.drained and self.snapshot is not None and self.snapshot.healthy
+
+    def serves(self, model: str) -> bool:
+        return self.snapshot is not None and model in self.snapshot.models
+
+    def translated(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
+        """The snapshot in the router's numbers, newer than any before, and without what an administrator has closed."""
+        if self.fresh_link:
+            self.fresh_link = False
+            self.numbers.linked(snapshot.seen_seq)
+        if snapshot.version + self.version_ahead <= self.version:
+            self.version_ahead = self.version + 1 - snapshot.version
+        self.version = snapshot.version + self.version_ahead
+        models = snapshot.models
+        if self.closed:
+            models = {name: model for name, model in models.items() if name not in self.closed}
+        return replace(
+            snapshot, version=self.version, seen_seq=self.numbers.seen(snapshot.seen_seq), models=models,
+            healthy=snapshot.healthy and not self.drained,
+        )  # fmt: skip
+
+
+class Dispatcher:
+    """Everything on one event loop. Calls are numbered from the time of the start, so that no two gateways share a number."""
+
+    def __init__(self, config: ClusterConfig, settings: Settings, knobs: Knobs, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.book = SessionBook(settings.limits.session_idle_s, self._line_forgotten, self._session_over)
+        self.instances: dict[str, InstanceState] = {}
+        self.explained: deque[Placement] = deque(maxlen=EXPLAINED)
+        self.accepted = 0
+        self.outcomes: Counter[str] = Counter()
+        self.in_flight = 0
+        self.resetting = False
+        self.recording: Recording | None = None
+        self.name = f"{config.name}-{time.time_ns():x}"
+        self._cluster = config.name
+        self._capabilities = {
+            item.name: Capabilities(
+                hot=item.pool == "hot", session_prefill=config.policy.session_prefill, max_running=item.max_running,
+                max_resident_models=item.max_resident_models,
+            )
+            for item in config.instances
+        }  # fmt: skip
+        self._knobs = knobs
+        self._router_name = config.policy.router
+        self._plain: Router = ROUTERS[self._router_name](self._capabilities, knobs)
+        self._router: Router | RecordingRouter = self._plain
+        self._numbers = int(time.time()) * 1_000_000
+        self._live: dict[int, LiveCall] = {}
+        self._attempts: dict[int, LiveCall] = {}
+        self._waiting: dict[int, tuple[Call, asyncio.Future[Routed]]] = {}
+        self._of_tenant: Counter[str] = Counter()
+        self._leases: dict[LineKey, str] = {}
+        self._leases_of_tenant: Counter[str] = Counter()
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
+
+    def add(self, agent: Agent) -> None:
+        self.instances[agent.name] = InstanceState(agent)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls whose books are not closed: accepted = completed + shed + failed + open."""
+        return len(self._live)
+
+    @property
+    def leases(self) -> Mapping[LineKey, str]:
+        """Live leases and their instances."""
+        return self._leases
+
+    def live_calls(self) -> list[LiveCall]:
+        return list(self._live.values())
+
+    # --- a call's life ---------------------------------------------------------------------------------------------
+
+    def open(self, tenant: Tenant, session: Session, model: str, asked: Conversation, enqueued_s: float) -> LiveCall:
+        """Accept a call. Raises Problem where a limit is reached."""
+        self.check_limits(tenant)
+        begun = self.book.begin(tenant.name, session.name, session.signal, model, asked, enqueued_s)
+        self._numbers += 1
+        call = Call(
+            self._numbers, begun.line.key, begun.turn, enqueued_s, begun.prompt_tokens, begun.reusable_tokens, None, begun.continues,
+            enqueued_s + self.settings.limits.call_deadline_s, False,
+        )  # fmt: skip
+        live = LiveCall(call.id, tenant, begun, call)
+        self._live[live.id] = live
+        self.accepted += 1
+        self.in_flight += 1
+        self._of_tenant[tenant.name] += 1
+        self.metrics.accepted.labels(model).inc()
+        return live
+
+    def check_limits(self, tenant: Tenant) -> None:
+        """Raises Problem where one more request would be too many."""
+        if self.resetting:
+            raise Problem(503, "the gateway is being reset", kind="overloaded", retry_after_s=1.0)
+        if self.in_flight >= self.settings.limits.in_flight:
+            raise Problem(
+                503, f"the gateway has {self.in_flight} calls in flight, its limit", kind="overloaded", retry_after_s=SHED_RETRY_S
+            )
+        if tenant.max_in_flight is not None and self._of_tenant[tenant.name] >= tenant.max_in_flight:
+            raise Problem(429, f"this key has {tenant.max_in_flight} calls in flight, its limit", kind="too_many_calls", retry_after_s=1.0)
+
+    async def place(self, live: LiveCall) -> InstanceState:
+        """Where the call goes, now or when it fits. Raises Problem if the overload policy sheds it."""
+        live.attempts += 1
+        if live.attempts > 1:
+            self._numbers += 1
+            live.call = replace(live.call, id=self._numbers)
+            self.metrics.retried.inc()
+        live.routed = None
+        decision = self._decide(live)
+        if isinstance(decision, Overloaded):
+            decision = await self._queued(live, decision)
+        now = now_s()
+        live.routed, live.placed_s = decision, now
+        live.same_instance = live.begun.line.served_by == decision.instance
+        self._attempts[live.call.id] = live
+        self.metrics.placed.labels(decision.instance, decision.reason).inc()
+        return self.instances[decision.instance]
+
+    def submission(self, live: LiveCall, instance: InstanceState) -> str:
+        """What ``SUBMIT_HEADER`` says of the call."""
+        assert live.routed is not None
+        call = json.dumps(CODEC.encode(live.call), separators=(",", ":")).encode()
+        submit = wire.Submit(instance.numbers.sent(live.routed.seq), msgspec.Raw(call), live.call.deadline_s)
+        return _encode(submit).decode()
+
+    def lost(self, live: LiveCall, *, arrived: bool) -> None:
+        """The instance did not answer. ``arrived``: it may have had the call."""
+        routed, call = live.routed, live.call
+        if routed is None or self._attempts.pop(call.id, None) is None:
+            return
+        now = now_s()
+        if arrived:
+            self._router.ended(call, now)
+        else:
+            self._router.submit_failed(call, routed, now)
+        live.routed = None
+        instance = self.instances[routed.instance]
+        instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
+        self._tell_leases()
+        self._arm()
+
+    def distrust(self, instance: InstanceState) -> None:
+        """It did not take a call: no new placements before it says that it is well."""
+        self._bar(instance)
+        self._arm()
+
+    async def last_word(self, live: LiveCall, wait_s: float) -> None:
+        """Wait a moment for the agent's books of the call: a client that comes back at once then finds its lease."""
+        if not live.spoken.is_set() and live.call.id in self._attempts:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await live.spoken.wait()
+            except TimeoutError:
+                pass
+
+    def close(self, live: LiveCall, outcome: str, why: str) -> None:
+        """The client's side is over. The books close with the agent's last word, or without it after a while."""
+        live.answer, live.answered_s = (outcome, why), now_s()
+        self.in_flight -= 1
+        self._of_tenant[live.tenant.name] -= 1
+        if not self._of_tenant[live.tenant.name]:
+            del self._of_tenant[live.tenant.name]
+        if live.call.id in self._attempts:
+            asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up, live)
+        else:
+            self._finish(live)
+
+    def _give_up(self, live: LiveCall) -> None:
+        if live.id in self._live:
+            if self._attempts.pop(live.call.id, None) is not None:
+                self._router.ended(live.call, now_s())
+                self._tell_leases()
+                self._arm()
+            self._finish(live)
+
+    def _finish(self, live: LiveCall) -> None:
+        del self._live[live.id]
+        self.book.ended(live.begun)
+        outcome, model, word = live.outcome, live.call.key.model, live.word
+        self.outcomes[outcome] += 1
+        self.metrics.ended.labels(model, outcome).inc()
+        if word is not None:
+            self.metrics.prompt_tokens.labels(model).inc(word.prompt_tokens)
+            self.metrics.cached_tokens.labels(model, "device").inc(word.device_tokens)
+            self.metrics.cached_tokens.labels(model, "host").inc(word.host_tokens)
+            self.metrics.output_tokens.labels(model).inc(word.output_tokens)
+            if word.first_token_s >= 0.0:
+                self.metrics.ttft_s.labels(model).observe(max(0.0, word.first_token_s - live.call.enqueued_s))
+        if self.recording is not None:
+            self.recording.add(_row(live))
+        if _log.isEnabledFor(logging.INFO):
+            key, routed = live.call.key, live.routed
+            _log.info(
+                "event=call id=%d tenant=%s session=%.12s line=%.12s model=%s instance=%s outcome=%s attempts=%d seconds=%.3f",
+                live.id, key.tenant, key.session, key.line, model, routed.instance if routed else "-", outcome, live.attempts,
+                live.answered_s - live.call.enqueued_s,
+            )  # fmt: skip
+
+    # --- the router ------------------------------------------------------------------------------------------------
+
+    def _decide(self, live: LiveCall) -> Routed | Overloaded:
+        began = time.perf_counter()
+        now, call = now_s(), live.call
+        explanation = self._plain.explain(call, now)
+        decision = self._router.place(call, now)
+        answer = decision.instance if isinstance(decision, Routed) else f"{decision.action}: {decision.reason}"
+        self.explained.append(Placement(live.id, call.key.tenant, call.key.session, call.key.line, live.attempts, explanation, answer))
+        if isinstance(decision, Routed) and decision.reason == "lease":
+            if self._lease_timer is None:
+                self._lease_timer = asyncio.get_running_loop().call_later(LEASE_END_DELAY_S, self._tell_leases)
+        else:
+            self._tell_leases()
+        self._arm()
+        self.metrics.place_s.observe(time.perf_counter() - began)
+        return decision
+
+    async def _queued(self, live: LiveCall, overloaded: Overloaded) -> Routed:
+        if overloaded.action == "shed":
+            raise _shed(overloaded)
+        waiting: asyncio.Future[Routed] = asyncio.get_running_loop().create_future()
+        self._waiting[live.call.id] = live.call, waiting
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self._unwanted(live.call, waiting.result())
+            raise
+
+    def _unwanted(self, call: Call, routed: Routed) -> None:
+        """A queued call got its place when nobody waits for it any more."""
+        instance = self.instances[routed.instance]
+        self._router.submit_failed(call, routed, now_s())
+        instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
+
+    def _poll(self) -> None:
+        self._poll_timer = None
+        for decision in self._router.poll(now_s()):
+            call, waiting = self._waiting.pop(decision.call_id)
+            if waiting.done():
+                if isinstance(decision, Routed):
+                    self._unwanted(call, decision)
+            elif isinstance(decision, Routed):
+                waiting.set_result(decision)
+            else:
+                waiting.set_exception(_shed(decision))
+        self._tell_leases()
+        self._arm()
+
+    def _arm(self) -> None:
+        due_s = self._router.next_poll_s()
+        if due_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(0.0, due_s - now_s())
+        timer = self._poll_timer
+        if timer is not None:
+            if timer.when() <= at:
+                return
+            timer.cancel()
+        self._poll_timer = loop.call_at(at, self._poll)
+
+    def _tell_leases(self) -> set[LineKey]:
+        """Pass lease changes on; returns the lines that were granted one."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+            self._lease_timer = None
+        granted = set()
+        for name, key, expires_s in self._router.drain_lease_changes():
+            if expires_s is None:
+                if self._leases.pop(key, None) is not None:
+                    self._leases_of_tenant[key.tenant] -= 1
+            else:
+                self._leases[key] = name
+                self._leases_of_tenant[key.tenant] += 1
+                granted.add(key)
+            self.instances[name].agent.send(wire.Lease(key, expires_s))
+        return granted
+
+    # --- what agents say -------------------------------------------------------------------------------------------
+
+    def link_up(self, agent: Agent) -> None:
+        _log.info("event=link_up instance=%s", agent.name)
+        self.instances[agent.name].heard_s = now_s()
+
+    def link_down(self, agent: Agent) -> None:
+        _log.warning("event=link_down instance=%s", agent.name)
+        self._bar(self.instances[agent.name])
+        self._arm()
+
+    def heard(self, agent: Agent, message: wire.FromAgent) -> None:
+        """Raises ValueError (CodecError, DecodeError) for what cannot be read: the link is given up then."""
+        instance = self.instances[agent.name]
+        instance.heard_s = now_s()
+        if instance.hello is None and not isinstance(message, wire.AgentHello):
+            return  # of the time before a reset
+        match message:
+            case wire.CallEnded():
+                self._call_ended(instance, message)
+            case wire.Snapshot(body):
+                self._observe(instance, instance.reader.read(body))
+            case wire.Beat(healthy):
+                self._beat(instance, healthy)
+            case wire.AgentHello():
+                self._greeted(instance, message)
+            case wire.Switched():
+                self.metrics.switches.labels(agent.name, message.path).inc()
+                self._record(records.SwitchRow(agent.name, **msgspec.structs.asdict(message)))
+            case wire.RoundClosed(body):
+                if self.recording is not None:
+                    self._record(records.RoundRow(agent.name, msgspec.json.decode(body)))
+            case wire.Phase():
+                self._record(records.PhaseRow(agent.name, **msgspec.structs.asdict(message)))
+            case wire.Decision(line):
+                self._record(records.DecisionLine(line.decode().rstrip("\n")))
+
+    def watch(self) -> None:
+        """Bar instances whose link is up but silent; to be called every second or so."""
+        now = now_s()
+        for instance in self.instances.values():
+            if instance.agent.connected and not instance.barred and now - instance.heard_s > self._knobs.stale_after_s:
+                self._bar(instance)
+        self._arm()
+        self.book.expire(now)
+        self.metrics.sessions.set(len(self.book))
+        self.metrics.in_flight.set(self.in_flight)
+
+    def _greeted(self, instance: InstanceState, hello: wire.AgentHello) -> None:
+        name = instance.agent.name
+        if hello.abi != ABI:
+            raise ValueError(f"the agent speaks version {hello.abi} of the protocol, this gateway {ABI}")
+        if hello.instance != name:
+            raise ValueError(f"the agent at {instance.agent.url} is {hello.instance!r}")
+        if abs(hello.now_s - now_s()) > CLOCK_TOLERANCE_S:
+            _log.warning("event=clock_differs instance=%s seconds=%.3f", name, hello.now_s - now_s())
+        instance.hello, instance.fresh_link = hello, True
+        instance.ready.clear()
+
+    def _bar(self, instance: InstanceState) -> None:
+        instance.barred = True
+        self._router.heartbeat(instance.agent.name, False, now_s())
+        self.metrics.up.labels(instance.agent.name).set(0)
+
+    def _beat(self, instance: InstanceState, healthy: bool) -> None:
+        """Alive, and its last snapshot still holds: which is telemetry, where we had barred it meanwhile."""
+        if healthy and instance.barred and instance.snapshot is not None:
+            self._observe(instance, instance.snapshot)
+        else:
+            self._router.heartbeat(instance.agent.name, healthy and not instance.drained, now_s())
+            self._arm()
+
+    def _observe(self, instance: InstanceState, snapshot: InstanceSnapshot) -> None:
+        now, name = now_s(), instance.agent.name
+        instance.snapshot, instance.barred = snapshot, False
+        snapshot = instance.translated(snapshot)
+        self._router.observe(snapshot, now)
+        if not instance.taken_over:
+            instance.taken_over = True
+            self._take_over(instance, snapshot, now)
+        instance.ready.set()
+        self.metrics.up.labels(name).set(int(instance.healthy))
+        self._arm()
+
+    def _take_over(self, instance: InstanceState, snapshot: InstanceSnapshot, now: float) -> None:
+        """What an earlier gateway left on an instance: its leases, and the lines whose prefix is there."""
+        assert instance.hello is not None
+        lines = sorted(snapshot.lines.items(), key=lambda item: item[1].last_use_s)
+        if not lines and not instance.hello.leases:
+            return
+        leases = []
+        for fields, granted_s, expires_s in instance.hello.leases:
+            key = LineKey(*fields)
+            state = snapshot.lines.get(key)
+            leases.append(
+                Lease(key, snapshot.instance, 0 if state is None else state.tokens, granted_s, min(expires_s, now + self._knobs.tau_s))
+            )
+        self._router.adopt(snapshot.instance, tuple(leases), tuple(key for key, _ in lines), now)
+        for key, state in lines:
+            self.book.adopt(key, state.tokens, snapshot.instance, now)
+        self._tell_leases()
+
+    def _call_ended(self, instance: InstanceState, message: wire.CallEnded) -> None:
+        live = self._attempts.pop(message.call, None)
+        if live is None:
+            return  # it was given up before
+        now, call, name = now_s(), live.call, instance.agent.name
+        if message.outcome == "completed":
+            usage = Usage(message.prompt_tokens, message.device_tokens + message.host_tokens, message.output_tokens)
+            self._router.completed(call, name, usage, now, self._may_reserve(live.tenant, call.key))
+            if call.key not in self._tell_leases():
+                instance.agent.send(wire.Lease(call.key, None))
+            self.book.completed(live.begun, name, message.prompt_tokens, message.output_tokens)
+        else:
+            self._router.ended(call, now)
+            self._tell_leases()
+        live.word = message
+        live.spoken.set()
+        if live.answer is not None:
+            self._finish(live)
+        self._arm()
+
+    def _may_reserve(self, tenant: Tenant, key: LineKey) -> bool:
+        return tenant.max_leases is None or self._leases_of_tenant[tenant.name] - (key in self._leases) < tenant.max_leases
+
+    def _line_forgotten(self, line: Line) -> None:
+        if line.served_by in self.instances:
+            self.instances[line.served_by].agent.send(wire.Forget(line.key))
+
+    def _session_over(self, tenant: str, session: str) -> None:
+        self._router.session_ended(tenant, session)
+
+    def _record(self, record: records.Record) -> None:
+        if self.recording is not None:
+            self.recording.add(record)
+
+    # --- administration --------------------------------------------------------------------------------------------
+
+    def changed(self, instance: InstanceState) -> None:
+        """An administrator drained or undrained it, or closed or opened a model: the router hears of it at once."""
+        if instance.snapshot is not None and instance.agent.connected and not instance.barred:
+            self._observe(instance, instance.snapshot)
+
+    async def reset(self, router: str, knobs: Knobs, session_prefill: bool, recording: Recording | None, wait_s: float) -> None:
+        """Begin anew with a policy on all instances. Raises Problem unless all is idle and every agent is there."""
+        if self._live or self.resetting:
+            raise Problem(409, f"{len(self._live)} calls are open: a reset needs an idle gateway")
+        missing = [name for name, instance in self.instances.items() if not instance.agent.connected]
+        if missing:
+            raise Problem(409, f"not connected: {', '.join(missing)}")
+        self.resetting = True
+        try:
+            self._begin_anew(router, knobs, session_prefill, recording)
+            for instance in self.instances.values():
+                instance.agent.send(wire.Reset(_json(knobs), session_prefill, recording is not None))
+            async with asyncio.timeout(wait_s):
+                for instance in self.instances.values():
+                    await instance.ready.wait()
+        except TimeoutError:
+            raise Problem(504, f"an instance did not begin anew within {wait_s:g} s") from None
+        finally:
+            self.resetting = False
+
+    def _begin_anew(self, router: str, knobs: Knobs, session_prefill: bool, recording: Recording | None) -> None:
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
+        capabilities = {name: replace(item, session_prefill=session_prefill) for name, item in self._capabilities.items()}
+        self._knobs, self._router_name, self._capabilities = knobs, router, capabilities
+        arguments = {"instances": capabilities, "knobs": knobs}
+        self._plain = self._router = ROUTERS[router](capabilities, knobs)
+        self.recording = recording
+        if recording is not None:
+            self._router = RecordingRouter(self._plain, recording, now_s)
+            encoded = {name: CODEC.encode(value) for name, value in arguments.items()}
+            slots = {name: {"knobs": CODEC.encode(knobs)} for name in self.instances}
+            recording.add(records.Begin(self._cluster, now_s(), router, encoded, slots, list(self.settings.models), list(self.instances)))
+        self.book = SessionBook(self.settings.limits.session_idle_s, self._line_forgotten, self._session_over)
+        self._leases.clear()
+        self._leases_of_tenant.clear()
+        self.explained.clear()
+        for instance in self.instances.values():
+            instance.numbers.forget()
+            instance.ready.clear()
+            instance.hello, instance.snapshot, instance.version, instance.version_ahead = None, None, 0, 0
+
+    def stop_recording(self) -> None:
+        """The reader went away: the policy goes on unrecorded."""
+        self.recording = None
+        self._router = self._plain
+
+
+def _shed(overloaded: Overloaded) -> Problem:
+    return Problem(503, f"overloaded: {overloaded.reason}", kind="overloaded", retry_after_s=SHED_RETRY_S)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(CODEC.encode(value), separators=(",", ":")).encode()
+
+
+def _row(live: LiveCall) -> records.CallRow:
+    call, routed, word = live.call, live.routed, live.word
+    tokens = (0, 0, 0, 0, 0)
+    if word is not None:
+        tokens = (word.prompt_tokens, word.device_tokens, word.host_tokens, word.recomputed_tokens, word.output_tokens)
+    return records.CallRow(
+        live.id, call.key.tenant, call.key.session, call.key.line, call.key.model, call.turn, routed.instance if routed else None,
+        live.outcome, live.why, routed.reason if routed else "queue", call.is_return, bool(routed and routed.residency_hit),
+        bool(routed and routed.opens), bool(routed and routed.avoidable), live.same_instance, bool(routed and routed.reason == "lease"),
+        bool(word and word.by_sp), word.parked if word else 0, word.rounds_waited if word else 0, call.enqueued_s, live.placed_s,
+        word.admitted_s if word else -1.0, word.first_token_s if word else -1.0, word.ended_s if word else live.answered_s, *tokens,
+    )  # fmt: skip
