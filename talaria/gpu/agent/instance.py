@@ -61,6 +61,10 @@ LEASE_GRACE_S = 0.02
 """How long an early end of a lease waits for the submission that it announces: they come over two connections."""
 MOST_ATTEMPTS = 3
 """Engines that may die under one call before it is given up: it may be what kills them."""
+BROKEN_OFF_S = 5.0
+"""How long a connection may be broken before its engine is known to have died."""
+STALE_S = 0.1
+"""As above where the engine did not have the call yet: it may have closed an idle connection in that moment."""
 _HASTE_S = 1e-6
 
 
@@ -82,7 +86,10 @@ class Engines(Protocol):
         """Whether it takes requests, active or parked."""
 
     def limits(self, model: str) -> Hello:
-        """What an engine that has been up said of itself, the last time."""
+        """What an engine that is alive said of itself."""
+
+    def refusal(self, model: str) -> str | None:
+        """Why calls for the model had better not wait: its engine does not start."""
 
     def cached_tokens(self, model: str, prompt: PageChain) -> int:
         """Tokens of the prompt that the device holds now."""
@@ -145,7 +152,7 @@ class AgentInstance:
         self._beliefs = beliefs
         self._sizes = sizes
         self._host = host
-        self._clock = clock
+        self.clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._inbox: deque[Event] = deque()
@@ -161,6 +168,7 @@ class AgentInstance:
         self._down: set[str] = set()
         """Models whose engine died and is not yet taken away."""
         self._heard_s: dict[str, float] = {}
+        self._limits: dict[str, Hello] = {}
         self._begin(knobs, capabilities)
 
     def _begin(self, knobs: Knobs, capabilities: Capabilities) -> None:
@@ -180,18 +188,20 @@ class AgentInstance:
         """As of the last snapshot, by model."""
         self._looked: tuple[str | None, int] = (None, 0)
         """Model and version of its KV as of the last look at waiting calls."""
-        self._phase: tuple[str, float, str | None] = ("idle", self._clock(), None)
+        self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
         self._show_residency()
 
     # --- the router's face -----------------------------------------------------------------------------------------
 
     def submit(self, call: Call, client: Client, seq: int) -> AgentCall:
         """Take submission ``seq``. The scheduler hears of it when its engine has rendered it, at once where there is none to do so."""
-        run = AgentCall(CallView(call, self._clock()), client, seq)
+        run = AgentCall(CallView(call, self.clock()), client, seq)
         run.arrived_round = self.rounds
         self.runs[call.id] = run
         if self._engines.alive(run.model):
             self._post(run)
+        elif (why := self._engines.refusal(run.model)) is not None:
+            self.end_early(run, 503, why)
         else:
             self._arrive(run)
         return run
@@ -205,7 +215,7 @@ class AgentInstance:
         if model is None:
             return
         if expires_s is not None:
-            model.leases[key] = (self._clock(), expires_s)
+            model.leases[key] = (self.clock(), expires_s)
         elif key in model.leases:
             self._loop.call_later(LEASE_GRACE_S, self._lease_over, key, model.leases[key])
         self._settle(key)
@@ -218,20 +228,28 @@ class AgentInstance:
             self._loop.call_later(LEASE_GRACE_S, self._lease_over, key, lease)
             return
         del model.leases[key]
-        if lease[1] > self._clock() and key.model == self.view.active and not model.running:
+        if lease[1] > self.clock() and key.model == self.view.active and not model.running:
             self._happened(LeaseChanged(key, None))
 
-    def live_leases(self) -> list[tuple[LineKey, float, float]]:
+    def live_leases(self) -> list[tuple[tuple[str, str, str, str], float, float]]:
         """(line, granted, expires) of all leases that have not run out."""
-        now_s = self._clock()
+        now_s = self.clock()
         return [(key, *times) for model in self.view.models.values() for key, times in model.leases.items() if times[1] > now_s]
+
+    def most_prompt_tokens(self) -> dict[str, int]:
+        """By model: the longest prompt that can be served; an engine that was never up has not said."""
+        unknown = 1 << 30
+        return {
+            name: min(known.kv_tokens, known.context_tokens) - 1 if (known := self._limits.get(name)) else unknown
+            for name in self.view.models
+        }
 
     def forget(self, key: LineKey) -> None:
         """The session has ended: its line is of no interest any more, its cached KV lives until evicted."""
         self._lines.forget(key)
 
     def snapshot(self) -> InstanceSnapshot:
-        now_s = self._clock()
+        now_s = self.clock()
         self._doubt_lines()
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
@@ -259,7 +277,7 @@ class AgentInstance:
         timing, active = model.timing, name == self.view.active
         absent = model.residency is Residency.ABSENT
         activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(0.0)
-        free_tokens = 0 if absent else self._free_tokens(name) if active else self._engines.limits(name).kv_tokens
+        free_tokens = 0 if absent else self._free_tokens(name) if active else self._limits[name].kv_tokens
         return ModelSnapshot(
             model.residency, float(active), len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
             activate_s, free_tokens, self._sizes.weight_bytes[name], timing,
@@ -273,7 +291,7 @@ class AgentInstance:
             self._inbox.append(event)
             return
         self._stepping = self.changed = True
-        view, now_s = self.view, self._clock()
+        view, now_s = self.view, self.clock()
         try:
             while True:
                 self._refresh_view()
@@ -311,7 +329,7 @@ class AgentInstance:
         before, since_s, of = self._phase
         if phase == before:
             return
-        now_s = self._clock()
+        now_s = self.clock()
         if before != "idle" and of is not None:
             self._host.phase(before, of, since_s, now_s)
         self._phase = (phase, now_s, self._switch[1] if self._switch is not None else self.view.active)
@@ -341,11 +359,11 @@ class AgentInstance:
             self._tick.cancel()
         self._tick_at_s, self._tick = until_s, None
         if until_s is not None:
-            self._tick = self._loop.call_later(max(0.0, until_s - self._clock()), self._on_tick)
+            self._tick = self._loop.call_later(max(0.0, until_s - self.clock()), self._on_tick)
 
     def _on_tick(self) -> None:
         assert self._tick_at_s is not None
-        left_s = self._tick_at_s - self._clock()
+        left_s = self._tick_at_s - self.clock()
         if left_s > 0.0:  # the loop's timers are a little coarser than the clock
             self._tick = self._loop.call_later(max(left_s, _HASTE_S), self._on_tick)
             return
@@ -392,11 +410,11 @@ class AgentInstance:
         view = self.view.models[model]
         held = sum(item.call.prompt_tokens + item.generated_tokens for item in view.held.values() if self.runs[item.call.id].on_device)
         running = sum(item.call.prompt_tokens + item.generated_tokens for item in view.running.values())
-        return max(0, self._engines.limits(model).kv_tokens - held - running)
+        return max(0, self._limits[model].kv_tokens - held - running)
 
     def _held(self, run: AgentCall, message: Held) -> None:
         """Its engine has rendered it: from now on its counts are exact."""
-        limits = self._engines.limits(run.model)
+        limits = self._limits[run.model]
         run.prompt, run.ready = message.prompt, True
         if run.dropped:
             self._engines.send(run.model, Drop(run.engine_id, 504, run.dropped))
@@ -436,7 +454,7 @@ class AgentInstance:
         self._look(run)
         del model.waiting[run.id]
         model.running[run.id] = run.view
-        run.by_sp, run.admitted_s = by_sp, self._clock()
+        run.by_sp, run.admitted_s = by_sp, self.clock()
         run.rounds_waited = self.rounds - run.arrived_round
         if run.ready:
             self._grant(run, grant)
@@ -458,14 +476,14 @@ class AgentInstance:
 
     def _grant(self, run: AgentCall, steps: int) -> None:
         run.grant_steps, run.granted = None, True
-        self._heard_s[run.model] = self._clock()
+        self._heard_s[run.model] = self.clock()
         self._engines.send(run.model, Grant(run.engine_id, steps))
 
     # --- what engines say ------------------------------------------------------------------------------------------
 
     def heard(self, model: str, message: FromEngine) -> None:
         """A message about one of its calls; one about a call that is over is of no interest."""
-        self._heard_s[model] = self._clock()
+        self._heard_s[model] = self.clock()
         if not isinstance(message, Held | Progress | Ended):
             return
         run = self.runs.get(int(message.call.rpartition("-")[2], 16))
@@ -481,7 +499,7 @@ class AgentInstance:
     def _progressed(self, run: AgentCall, output_tokens: int) -> None:
         if not run.granted:
             return
-        now_s = self._clock()
+        now_s = self.clock()
         if self._decode.knows(run.id):
             self._decode.decoded(run.id, output_tokens, now_s)
             return
@@ -518,7 +536,7 @@ class AgentInstance:
 
     def _finished(self, run: AgentCall) -> None:
         """The scheduler hears of it when the line's lease is known, or soon after: else its slot would close in a return's face."""
-        call, now_s = run.view.call, self._clock()
+        call, now_s = run.view.call, self.clock()
         assert run.chain is not None
         chain = run.chain.copy()
         chain.extend(bytes(run.output))
@@ -539,7 +557,7 @@ class AgentInstance:
         run.over = True
         del self.runs[run.id]
         self.seen.add(run.seq)
-        self._host.call_ended(run.books(outcome, why, self._clock()), run.view.call.key)
+        self._host.call_ended(run.books(outcome, why, self.clock()), run.view.call.key)
         run.client.ended()
 
     # --- ends that are not the engine's doing -----------------------------------------------------------------------
@@ -611,7 +629,7 @@ class AgentInstance:
         self._switch_task = self._spawn(self._do_switch(source, target, closing))
 
     async def _do_switch(self, source: str | None, target: str, closing: list[str]) -> None:
-        engines, started_s = self._engines, self._clock()
+        engines, started_s = self._engines, self.clock()
         try:
             for model in closing:
                 await engines.close(model)
@@ -622,15 +640,23 @@ class AgentInstance:
             if not self._down:
                 self._show_residency()
             self._happened(SwitchFailed(target, str(error)))
+            self._refuse_waiting(target)
             return
         self._switch = None
         if self._down:  # it came too late: what has died meanwhile took the round with it
             return
         self._switched(source, target, started_s, times)
 
+    def _refuse_waiting(self, model: str) -> None:
+        """Calls do not wait for an engine that does not start."""
+        why = None if self._engines.alive(model) else self._engines.refusal(model)
+        if why is not None:
+            for call_id in list(self.view.models[model].waiting):
+                self.end_early(self.runs[call_id], 503, why)
+
     def _switched(self, source: str | None, target: str, started_s: float, times: SwitchTimes) -> None:
         self._show_residency()
-        model, now_s = self.view.models[target], self._clock()
+        model, now_s = self.view.models[target], self.clock()
         model.leases = {key: lease for key, lease in model.leases.items() if lease[1] > now_s}
         self._decode.show(model)
         self._post_waiting(target)
@@ -649,6 +675,8 @@ class AgentInstance:
         for name, model in self.view.models.items():
             model.residency = self._engines.residency(name)
             model.coverage = 0.0
+            if model.residency is not Residency.ABSENT:
+                self._limits[name] = self._engines.limits(name)
             if model.residency is Residency.ACTIVE:
                 self.view.active = name
 
@@ -735,16 +763,24 @@ class AgentInstance:
         self._host.health_changed()
 
     def connection_lost(self, run: AgentCall) -> None:
-        """The engine broke off its answer. If it has died, that will be heard; else the call cannot be saved."""
-        if not run.over and run.posted and self._engines.alive(run.model):
+        """The engine broke off its answer, or never began one. If it has died, that will be heard soon."""
+        if not run.over and run.posted:
+            self._loop.call_later(BROKEN_OFF_S if run.ready else STALE_S, self._broken_off, run, run.attempts)
+
+    def _broken_off(self, run: AgentCall, attempts: int) -> None:
+        if run.over or not run.posted or run.attempts != attempts:
+            return
+        if run.ready or attempts >= MOST_ATTEMPTS:
             self.end_early(run, 502, "the engine broke off its answer")
+        else:
+            self._post(run)
 
     def hung(self, hang_s: float) -> str | None:
         """A model whose engine runs calls and has said nothing for ``hang_s``; it is killed."""
         active = self.view.active
         if active is None or not any(run.granted for run in self.runs.values()):
             return None
-        if self._clock() - self._heard_s.get(active, 0.0) <= hang_s:
+        if self.clock() - self._heard_s.get(active, 0.0) <= hang_s:
             return None
         self._engines.kill(active, f"it has said nothing for {hang_s:g} s")
         return active

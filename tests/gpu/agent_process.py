@@ -1,0 +1,145 @@
+"""An instance agent as a child process, and a gateway's part played by hand: the link, leases and submissions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from talaria.gpu.config import check
+from talaria.gpu.protocol import agent as wire
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.codec import CODEC
+from talaria.policy.knobs import Knobs
+from talaria.policy.snapshot import InstanceSnapshot
+
+KEY = "key-of-tests"
+TAU_S = 1.0
+CHAT = "/v1/chat/completions"
+PATIENCE_S = 60.0
+
+
+class AgentProcess:
+    """One running agent with its link up."""
+
+    def __init__(self, process: asyncio.subprocess.Process, http: aiohttp.ClientSession, url: str) -> None:
+        self.process, self.url = process, url
+        self.heard: list[wire.FromAgent] = []
+        self.ended: dict[int, wire.CallEnded] = {}
+        self.keys: dict[int, LineKey] = {}
+        self.snapshot: InstanceSnapshot | None = None
+        self.tau_s = TAU_S
+        self._http = http
+        self._link: aiohttp.ClientWebSocketResponse | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._changed = asyncio.Condition()
+        self._seq = 0
+        self._calls = 0
+
+    async def connect(self, gateway: str = "gateway") -> None:
+        """Bring the link up anew."""
+        self._link = await self._http.ws_connect(f"{self.url}{wire.LINK_PATH}", headers={wire.GATEWAY_HEADER: gateway}, max_msg_size=0)
+        self._reader = asyncio.create_task(self._read(self._link))
+
+    async def disconnect(self) -> None:
+        assert self._link is not None and self._reader is not None
+        await self._link.close()
+        await self._reader
+
+    async def say(self, message: wire.FromGateway) -> None:
+        assert self._link is not None
+        await self._link.send_bytes(msgspec.msgpack.encode(message))
+
+    async def _read(self, link: aiohttp.ClientWebSocketResponse) -> None:
+        decode = msgspec.msgpack.Decoder(wire.FromAgent).decode
+        async for frame in link:
+            message = decode(frame.data)
+            if isinstance(message, wire.CallEnded):
+                assert message.call not in self.ended, "a call ended twice"
+                self.ended[message.call] = message
+                lease = wire.now_s() + self.tau_s if message.outcome == "completed" and self.tau_s else None
+                await self.say(wire.Lease(tuple(self.keys[message.call]), lease))
+            elif isinstance(message, wire.Snapshot):
+                self.snapshot = CODEC.decode(json.loads(message.body))
+            async with self._changed:
+                self.heard.append(message)
+                self._changed.notify_all()
+
+    async def until(self, what: str, condition: Callable[[], Any]) -> None:
+        """Wait for something heard."""
+        try:
+            async with asyncio.timeout(PATIENCE_S), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            raise AssertionError(f"not within {PATIENCE_S:g} s: {what}; last heard: {self.heard[-5:]}") from None
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def submission(self, model: str, session: str, turn: int, *, estimate: int = 100, deadline_s: float | None = None) -> tuple[int, dict[str, str]]:
+        """Number of a new call and the headers of its submission."""
+        self._seq += 1
+        self._calls += 1
+        key = LineKey("tests", session, model, "main")
+        reusable = estimate // 2 if turn else 0
+        call = Call(self._calls, key, turn, wire.now_s(), estimate, reusable, None, (("main", reusable),) if turn else (), deadline_s, False)
+        self.keys[call.id] = key
+        raw = msgspec.Raw(json.dumps(CODEC.encode(call)).encode())
+        return call.id, {wire.SUBMIT_HEADER: msgspec.json.encode(wire.Submit(self._seq, raw, deadline_s)).decode()}
+
+    async def call(self, model: str, session: str, body: dict[str, Any], *, turn: int = 0, path: str = CHAT, **how: Any) -> tuple[int, int, bytes]:
+        """(call, status, whole body) of one call, after its books have come too."""
+        number, headers = self.submission(model, session, turn, **how)
+        async with self._http.post(self.url + path, json={"model": model, **body}, headers=headers) as answer:
+            content = await answer.read()
+        await self.until(f"books of call {number}", lambda: number in self.ended)
+        return number, answer.status, content
+
+    def post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
+        return self._http.post(self.url + path, json=body, headers=headers)
+
+    async def get(self, path: str) -> Any:
+        async with self._http.get(self.url + path) as answer:
+            assert answer.status == 200
+            return await (answer.json() if path == "/health" else answer.text())
+
+    async def reset(self, knobs: Knobs, *, record: bool = True) -> None:
+        """Begin anew, with numbers from 1."""
+        before = len(self.of(wire.AgentHello))
+        await self.say(wire.Reset(json.dumps(CODEC.encode(knobs)).encode(), True, record))
+        self._seq = 0
+        await self.until("the greeting after a reset", lambda: len(self.of(wire.AgentHello)) > before)
+
+
+@asynccontextmanager
+async def agent_process(document: dict[str, Any], name: str) -> AsyncIterator[AgentProcess]:
+    """The agent of instance ``name``, its engines up and greeted; nothing of it is left afterwards."""
+    check(document, "the test's cluster")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "talaria.gpu.agent.main", name, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, wire.KEY_VARIABLE: KEY},
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(document).encode() + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            port = json.loads(await process.stdout.readline())["port"]
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as http:
+            agent = AgentProcess(process, http, f"http://127.0.0.1:{port}")
+            await agent.connect()
+            yield agent
+    finally:
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            raise
