@@ -139,15 +139,21 @@ class Call:
         if details:
             details[index] = self._cached[1]
 
-    def drop(self, status: int, why: str) -> None:
+    def drop(self, status: int, why: str, reason: str = "failed") -> None:
         """Ends the call for its client at once; the engine stops working on it when it can."""
         if self.ended:
             return
         if self._running:
             self._manager.abort_request(self.id)
         self.dropped = engine.Drop(self.id, status, why)
-        self.end("failed", why)
+        self.end(reason, why)
         compat.finish(self._manager, self.id, status, why)
+
+    async def watch(self, request: Any) -> None:
+        """Ends the call when its client goes away, which nothing else looks for until an answer has begun."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.drop(499, "the client has left", "aborted")
 
     def end(self, reason: str, why: str) -> None:
         """The last word, unless it was said already."""
@@ -240,22 +246,15 @@ class Holder:
         held.rid = call_id
         await _tokenise(manager, held)
         manager._init_req_state(held, request)
-        state, call, answered = manager.rid_to_state[call_id], None, False
+        state = manager.rid_to_state[call_id]
         try:
             call = request.state.talaria_call = await self._admit(manager, held, state)
-            async for out in manager._stream_one_response(obj=held, state=state, request=request):
-                if call.dropped and not answered and held.stream and request.url.path not in _ERRORS_IN_STREAM:
-                    raise compat.http_error(call.dropped.status, call.dropped.why)
-                answered = True
+            async for out in _answer(manager, held, state, request, call):
                 out["meta_info"]["id"] = obj.rid
                 yield out
-            call.end("failed", "the engine ended it")
         except BaseException:
             manager._release_req_states_on_failure({call_id: state})
             raise
-        finally:
-            if call is not None:
-                call.end("aborted", "")
 
     async def _admit(self, manager: Any, held: Any, state: Any) -> Call:
         """Validates the request as SGLang does and tells the agent of it."""
@@ -274,6 +273,26 @@ class Holder:
         else:
             call.drop(503, "the engine has no instance agent")
         return call
+
+
+async def _answer(manager: Any, held: Any, state: Any, request: Any, call: Call) -> AsyncGenerator[Any, None]:
+    """The call's output as SGLang makes it of the edited batches. Raises an HTTP error where the call is dropped before there was any."""
+    at_once = held.stream and request.url.path in _ERRORS_IN_STREAM
+    watch = None if at_once else asyncio.create_task(call.watch(request))
+    begun = at_once
+    try:
+        async for out in manager._stream_one_response(obj=held, state=state, request=request):
+            if call.dropped and held.stream and not begun:
+                raise compat.http_error(call.dropped.status, call.dropped.why)
+            begun = True
+            if watch is not None and held.stream:
+                watch.cancel()  # from here on the endpoint looks itself
+            yield out
+        call.end("failed", "the engine ended it")
+    finally:
+        call.end("aborted", "")
+        if watch is not None:
+            watch.cancel()
 
 
 def _refuse(obj: Any, request: Any, call_id: str) -> None:
