@@ -82,21 +82,27 @@ class Engine:
         self.state = EngineState.STARTING
         self.mirror = KvMirror(self._settings.page_tokens)
         try:
-            run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, self.mirror)
-            self._run = run
-            if self.state is EngineState.STARTING:
-                self._hello = await run.up(self.name, self._holds, self._settings.start_timeout_s)
-                self.mirror.page_tokens = self._hello.page_tokens
-            if self.state is not EngineState.STARTING:
-                raise EngineFailed("it was stopped meanwhile")
+            self._hello = await self._begin()
         except (EngineFailed, OSError) as error:
-            await self._end(EngineState.FAILED if self.state is EngineState.STARTING else self.state)
-            raise EngineFailed(f"engine of {self.name!r} does not start: {error}", self.name) from error
+            stopped = self.state is not EngineState.STARTING
+            await self._end(self.state if stopped else EngineState.FAILED)
+            what = "was stopped while it started" if stopped else f"does not start: {error}"
+            raise EngineFailed(f"engine of {self.name!r} {what}", "" if stopped else self.name) from error
         except BaseException:
             await self._end(EngineState.ABSENT)
             raise
-        run.watch = asyncio.create_task(self._watched(run))
         self.state = EngineState.ACTIVE
+
+    async def _begin(self) -> Hello:
+        """Its processes, and what the plugin in them says. Raises EngineFailed, OSError."""
+        run = self._run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, self.mirror)
+        if self.state is EngineState.STARTING:
+            hello = await run.up(self.name, self._holds, self._settings.start_timeout_s)
+            if self._run is run:
+                self.mirror.page_tokens = hello.page_tokens
+                run.watch = asyncio.create_task(self._watched(run))
+                return hello
+        raise EngineFailed("it was stopped")
 
     async def stop(self) -> None:
         """End all its processes, whatever it is doing."""
