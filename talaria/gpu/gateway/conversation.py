@@ -27,7 +27,7 @@ _IMAGES: Final = frozenset(("image", "image_url", "input_image", "input_audio", 
 _VOLATILE: Final = "x-anthropic-billing-header"
 """Claude Code's first system block starts so, with a value that changes from call to call."""
 
-_encode = msgspec.json.Encoder().encode
+_json = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ def _content(content: Any, parts: list[bytes]) -> int:
             block = {name: value for name, value in block.items() if name != "cache_control"}
         encoded = _encode(block)
         parts.append(encoded)
-        image = isinstance(block, dict) and block.get("type") in _IMAGES
+        image = isinstance(block, dict) and str(block.get("type")) in _IMAGES
         characters += IMAGE_CHARACTERS if image else len(encoded)
     return characters
 
@@ -175,6 +175,13 @@ def _token_ids(prompt: Any) -> array[int]:
         return array("I", prompt if isinstance(prompt, list) else ())
     except (TypeError, OverflowError, ValueError):
         return array("I")
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return _json(value)
+    except (OverflowError, ValueError):
+        return repr(value).encode()  # integers that no engine would take either
 
 
 def _hash(seed: bytes, *parts: bytes) -> bytes:

@@ -198,7 +198,8 @@ class Dispatcher:
             self._numbers += 1
             live.call = replace(live.call, id=self._numbers)
             self.metrics.retried.inc()
-        live.routed = None
+        live.routed, live.word = None, None
+        live.spoken.clear()
         decision = self._decide(live)
         if isinstance(decision, Overloaded):
             decision = await self._queued(live, decision)
@@ -219,14 +220,14 @@ class Dispatcher:
     def lost(self, live: LiveCall, *, arrived: bool) -> None:
         """The instance did not answer. ``arrived``: it may have had the call."""
         routed, call = live.routed, live.call
+        live.routed = None
         if routed is None or self._attempts.pop(call.id, None) is None:
-            return
+            return  # its agent has closed its books
         now = now_s()
         if arrived:
             self._router.ended(call, now)
         else:
             self._router.submit_failed(call, routed, now)
-        live.routed = None
         instance = self.instances[routed.instance]
         instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
         self._tell_leases()

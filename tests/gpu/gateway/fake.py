@@ -62,7 +62,9 @@ def chat(model: str, text: str) -> tuple[Any, list[bytes]]:
         "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
     }  # fmt: skip
     parts = [
-        event(None, {**base, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
+        event(
+            None, {**base, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]}
+        )
         for word in text.split(" ")
     ]
     return whole, [*parts, event(None, b"[DONE]")]
@@ -72,7 +74,9 @@ def completion(model: str, text: str) -> tuple[Any, list[bytes]]:
     base = {"id": "t1", "object": "text_completion", "created": 1, "model": model}
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
     whole = {**base, "usage": usage, "choices": [{"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}]}
-    parts = [event(None, {**base, "choices": [{"index": 0, "text": word, "finish_reason": None, "logprobs": None}]}) for word in text.split(" ")]
+    parts = [
+        event(None, {**base, "choices": [{"index": 0, "text": word, "finish_reason": None, "logprobs": None}]}) for word in text.split(" ")
+    ]
     return whole, [*parts, event(None, b"[DONE]")]
 
 
@@ -238,7 +242,8 @@ class FakeAgent:
     async def _answer(self, request: web.BaseRequest, asked: Submitted) -> web.StreamResponse:
         await self.before(asked)
         if self.refuse is not None:
-            await self._books(asked, "failed", "refused")
+            if self.refuse[0] != 503:
+                await self._books(asked, "failed", "refused")
             return web.Response(status=self.refuse[0], body=self.refuse[1], content_type="application/json")
         whole, parts = BODIES[request.path](asked.document["model"], self.words)
         if not asked.document.get("stream"):
@@ -268,7 +273,9 @@ class FakeAgent:
         if self.silent_books:
             return
         await self.tell(
-            wire.CallEnded(call.id, outcome, why, prompt, min(call.reusable_tokens, prompt), 0, 0, OUTPUT_TOKENS, now, now, now, False, 0, 0)
+            wire.CallEnded(
+                call.id, outcome, why, prompt, min(call.reusable_tokens, prompt), 0, 0, OUTPUT_TOKENS, now, now, now, False, 0, 0
+            )
         )
 
     async def _serve_link(self, request: web.BaseRequest) -> web.StreamResponse:
