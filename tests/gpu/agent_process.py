@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from talaria.gpu.config import check
+from talaria.gpu.agent.main import Agent
+from talaria.gpu.config import ClusterConfig, check
 from talaria.gpu.protocol import agent as wire
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC
@@ -29,8 +30,8 @@ PATIENCE_S = 60.0
 class AgentProcess:
     """One running agent with its link up."""
 
-    def __init__(self, process: asyncio.subprocess.Process, http: aiohttp.ClientSession, url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, http: aiohttp.ClientSession, url: str, process: asyncio.subprocess.Process | None = None) -> None:
+        self.url, self.process = url, process
         self.heard: list[wire.FromAgent] = []
         self.ended: dict[int, wire.CallEnded] = {}
         self.keys: dict[int, LineKey] = {}
@@ -72,13 +73,13 @@ class AgentProcess:
                 self.heard.append(message)
                 self._changed.notify_all()
 
-    async def until(self, what: str, condition: Callable[[], Any]) -> None:
+    async def until(self, what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
         """Wait for something heard."""
         try:
-            async with asyncio.timeout(PATIENCE_S), self._changed:
+            async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(condition)
         except TimeoutError:
-            raise AssertionError(f"not within {PATIENCE_S:g} s: {what}; last heard: {self.heard[-5:]}") from None
+            raise AssertionError(f"not within {timeout_s:g} s: {what}; last heard: {self.heard[-5:]}") from None
 
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -119,6 +120,26 @@ class AgentProcess:
 
 
 @asynccontextmanager
+async def own_agent(cluster: ClusterConfig, name: str) -> AsyncIterator[tuple[AgentProcess, Agent]]:
+    """The agent of instance ``name`` in this process, greeted once its engines are up."""
+    (instance,) = [found for found in cluster.instances if found.name == name]
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    agent = Agent(cluster, instance, KEY)
+    serving = asyncio.create_task(agent.serve(stop, port.set_result))
+    try:
+        await asyncio.wait({serving, port}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as http:
+            process = AgentProcess(http, f"http://127.0.0.1:{port.result()}")
+            await process.connect()
+            yield process, agent
+    finally:
+        stop.set()
+        await serving
+
+
+@asynccontextmanager
 async def agent_process(document: dict[str, Any], name: str) -> AsyncIterator[AgentProcess]:
     """The agent of instance ``name``, its engines up and greeted; nothing of it is left afterwards."""
     check(document, "the test's cluster")
@@ -132,7 +153,7 @@ async def agent_process(document: dict[str, Any], name: str) -> AsyncIterator[Ag
         async with asyncio.timeout(PATIENCE_S):
             port = json.loads(await process.stdout.readline())["port"]
         async with aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as http:
-            agent = AgentProcess(process, http, f"http://127.0.0.1:{port}")
+            agent = AgentProcess(http, f"http://127.0.0.1:{port}", process)
             await agent.connect()
             yield agent
     finally:
