@@ -51,7 +51,8 @@ class Predictor:
                 (2, slot.switch_s, slot.switch_predicted_s),
             ):
                 if actual_s > 0.0 and predicted_s > 0.0:
-                    ratio = min(_MAX_RATIO, max(1.0 / _MAX_RATIO, actual_s / predicted_s))
+                    ratio = actual_s / predicted_s
+                    ratio = _MAX_RATIO if ratio > _MAX_RATIO else 1.0 / _MAX_RATIO if ratio < 1.0 / _MAX_RATIO else ratio
                     scale[kind] *= 1.0 + self._alpha * (ratio - 1.0)
                     moved = True
             if moved:

@@ -67,6 +67,7 @@ class InstanceMemory:
         self._captured: dict[str, Regions] = {}
         """Opened models, with the regions that their graphs were captured for."""
         self._forest = forest
+        self._phases_s = self._hardware.phases_s
         self._hkvr = hkvr
         self._swap = swap
         page_tokens = self._hardware.page_tokens
@@ -373,7 +374,7 @@ class InstanceMemory:
         if self._cache is not None:
             self._cache.clear()
         self._cache, self._staging, self._active = None, None, None
-        phases = hardware.phases_s
+        phases = self._phases_s
         if plan.path == "open":
             move_s = max(0.0, open_s - sum(phases))
         else:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
+from talaria.policy.values import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class TraceCall:
     """One recorded or generated model call of a session.
 
@@ -32,7 +33,7 @@ class TraceCall:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Session:
     """One user task. ``start_s`` is its recorded start (0-based), ``None`` where the trace has no times."""
 
