@@ -241,15 +241,36 @@ def cuts(tokenizer: Any) -> Cuts | None:
     return Cuts(backend, bool(specials), lambda text: _added_spans(text, pattern, normalized))
 
 
-async def limits(manager: Any) -> dict[str, Any]:
-    """The scheduler's internal state, as ``/server_info`` shows it."""
+@dataclass(frozen=True)
+class Limits:
+    """Of a running engine."""
+
+    page_tokens: int
+    kv_tokens: int
+    max_running: int
+    context_tokens: int
+    longest_tokens: int
+    """Prompt and output of one request."""
+
+    def most_output_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
+        """Where SGLang itself ends a request for its length (``Scheduler.init_req_max_new_tokens``)."""
+        paged_prompt = -(-prompt_tokens // self.page_tokens) * self.page_tokens
+        most = min(self.longest_tokens - prompt_tokens - 1, self.kv_tokens - paged_prompt - self.page_tokens - 1)
+        return max(0, most if wanted is None else min(most, wanted))
+
+
+async def internal_state(manager: Any) -> dict[str, Any]:
+    """What ``/server_info`` shows of the scheduler."""
     states: list[dict[str, Any]] = await manager.get_internal_state()
     return states[0]
 
 
-def most_output_tokens(manager: Any, prompt_tokens: int, wanted: int | None, kv_tokens: int, page_tokens: int) -> int:
-    """Where SGLang itself ends a call for its length (``Scheduler.init_req_max_new_tokens``)."""
-    longest: int = manager.max_req_input_len + _INPUT_MARGIN_TOKENS
-    paged_prompt = -(-prompt_tokens // page_tokens) * page_tokens
-    most = min(longest - prompt_tokens - 1, kv_tokens - paged_prompt - page_tokens - 1)
-    return max(0, most if wanted is None else min(most, wanted))
+def limits(manager: Any, state: dict[str, Any]) -> Limits:
+    """Raises KeyError where SGLang does not tell."""
+    return Limits(
+        page_tokens=state["page_size"],
+        kv_tokens=state["memory_usage"]["token_capacity"],
+        max_running=state["effective_max_running_requests_per_dp"],
+        context_tokens=manager.context_len,
+        longest_tokens=manager.max_req_input_len + _INPUT_MARGIN_TOKENS,
+    )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from talaria.gpu import config
 from talaria.gpu.protocol import engine
-from tests.gpu.holding import MODEL, Desk, HeldEngine, desk, new_call
+from tests.gpu.conftest import CPU
+from tests.gpu.holding import MODEL, Desk, HeldEngine, desk, new_call, running_engine
 from tests.gpu.streams import essence
 
 _SCHEMA = {
@@ -167,3 +170,39 @@ def test_calls_that_run_side_by_side_in_segments_of_their_own_do_not_mix(held_en
             assert [essence(text, True)[1] for _, text in together] == alone
 
     asyncio.run(check())
+
+
+_TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "arguments, tp",
+    [(("--disable-overlap-schedule",), 1), (("--incremental-streaming-output",), 1), ((), 2)],
+    ids=["no overlap", "incremental output", "two ranks"],
+)
+def test_answers_in_segments_are_exact_on_engines_of_other_kinds_too(
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, arguments: tuple[str, ...], tp: int
+) -> None:
+    settings = cpu_engine.model_copy(update={"environment": cpu_engine.environment | (_TWO_RANKS if tp > 1 else {})})
+
+    async def check(held: HeldEngine) -> None:
+        async with desk(held) as at:
+            for path, body in CASES.values():
+                for stream in (False, True):
+                    assert len(await _same(at, path, _body(path, body, stream), (0, 2, 5))) >= 3
+
+    with running_engine(settings, tiny_models / "qwen3", tmp_path, tp=tp, arguments=arguments) as held:
+        asyncio.run(check(held))
+
+
+@pytest.mark.full
+def test_seeded_samples_are_the_same_in_segments(cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path) -> None:
+    async def check(held: HeldEngine) -> None:
+        async with desk(held) as at:
+            for seed in (1, 2, 3):
+                body = _body("", {"prompt": "read the file", "max_tokens": 30, "temperature": 1.0, "seed": seed}, True)
+                assert len(await _same(at, "/v1/completions", body, (0, 2, 5))) >= 3
+
+    with running_engine(cpu_engine, tiny_models / "llama", tmp_path, shims=str(CPU / "seeds")) as held:
+        asyncio.run(check(held))

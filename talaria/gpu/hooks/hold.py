@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 from talaria.gpu import compat
-from talaria.gpu.hooks import resume, telemetry
+from talaria.gpu.hooks import resume, telemetry, tokenise
 from talaria.gpu.hooks.link import Link
 from talaria.gpu.protocol import engine
 
@@ -68,8 +68,13 @@ class Call:
     async def _run(self) -> None:
         async with self._manager.is_pause_cond:
             await self._manager.is_pause_cond.wait_for(lambda: not self._manager.is_pause)
-        if not self.ended:
+        if self.ended:
+            return
+        try:
             await self._manager._send_one_request(self._segment())
+        except Exception as error:
+            _log.exception("talaria: a segment of %s could not be sent", self.id)
+            self.drop(500, f"the engine could not run it: {type(error).__name__}")
 
     def _segment(self) -> Any:
         """The request that the scheduler gets: all there is so far, and limits for the whole."""
@@ -179,7 +184,7 @@ class Holder:
     def __init__(self) -> None:
         self._calls: dict[str, Call] = {}
         self._link: Link | None = None
-        self._page_tokens = self._kv_tokens = 1
+        self._limits: compat.Limits | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
 
@@ -190,18 +195,24 @@ class Holder:
             self.spawn(self._connect(manager))
 
     async def _connect(self, manager: Any) -> None:
-        limits = await compat.limits(manager)
-        missing = compat.unapplied(HOOKS)
-        if missing or limits.get(telemetry.ABI_KEY) != engine.ABI or compat.http_processes() != 1:
-            compat.stop_server(f"the hooks are not at work in every process of the server {missing}")
+        try:
+            self._link = Link(os.environ[engine.SOCKET_VARIABLE], await self._hello(manager), self._received, self._lost)
+        except Exception as error:
+            compat.stop_server(f"the plugin does not work in this server: {error!r}")
             return
-        self._page_tokens, self._kv_tokens = limits["page_size"], limits["memory_usage"]["token_capacity"]
-        hello = engine.Hello(
-            abi=engine.ABI, model=os.environ.get(engine.MODEL_VARIABLE, ""), pid=os.getpid(), page_tokens=self._page_tokens,
-            kv_tokens=self._kv_tokens, max_running=limits["effective_max_running_requests_per_dp"], context_tokens=manager.context_len,
-        )  # fmt: skip
-        self._link = Link(os.environ[engine.SOCKET_VARIABLE], hello, self._received, self._lost)
         await self._link.run()
+
+    async def _hello(self, manager: Any) -> engine.Hello:
+        """Raises RuntimeError or KeyError where the hooks are not at work in all processes of the server."""
+        state = await compat.internal_state(manager)
+        missing = compat.unapplied([*HOOKS, *tokenise.HOOKS])
+        if missing or state.get(telemetry.ABI_KEY) != engine.ABI or compat.http_processes() != 1:
+            raise RuntimeError(f"hooks are missing in the HTTP process ({missing}) or the scheduler, or there are several HTTP processes")
+        limits = self._limits = compat.limits(manager, state)
+        return engine.Hello(
+            abi=engine.ABI, model=os.environ.get(engine.MODEL_VARIABLE, ""), pid=os.getpid(), page_tokens=limits.page_tokens,
+            kv_tokens=limits.kv_tokens, max_running=limits.max_running, context_tokens=limits.context_tokens,
+        )  # fmt: skip
 
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -265,7 +276,7 @@ class Holder:
         if held.return_prompt_token_ids:
             state.prompt_token_ids = list(prompt)
         wanted = tokenized.sampling_params.max_new_tokens
-        limit_tokens = compat.most_output_tokens(manager, len(prompt), wanted, self._kv_tokens, self._page_tokens)
+        limit_tokens = self._limits.most_output_tokens(len(prompt), wanted) if self._limits else 0
         call = Call(self, manager, state, tokenized, limit_tokens)
         self._calls[call.id] = call
         if self._link is not None and self._link.connected:

@@ -1,0 +1,84 @@
+"""Prompts encoded piece by piece have the ids of the whole text; what was encoded before is not encoded again; memory is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("sglang.srt.entrypoints.openai.parallel_prompt_encode", reason="sglang is not installed: scripts/setup-engine")
+
+from talaria.gpu import compat
+from talaria.gpu.hooks import tokenise
+from talaria.gpu.hooks.tokenise import PieceCache
+from tests.gpu.cpu import models
+
+TINY = models.tokenizer()
+SPECIAL = sorted(TINY.get_added_vocab())
+_WORDS = ["fix", " the test", "\n", "  ", "\n\n", "123", "é", "日本", "🙂", "<|im", "_start|>", "<", "think>", "\t", "a" * 70, " x" * 50]
+texts = st.lists(st.sampled_from([*SPECIAL, *_WORDS]) | st.text(max_size=12), max_size=40).map("".join)
+
+
+def _cuts(tokenizer: Any) -> compat.Cuts:
+    cuts = compat.cuts(tokenizer)
+    assert cuts is not None
+    return cuts
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=5), st.integers(200, 4000))
+def test_ids_are_those_of_the_whole_text_whatever_came_before(said: list[str], capacity_bytes: int) -> None:
+    cache, cuts, text = PieceCache(capacity_bytes), _cuts(TINY), ""
+    for more in said:
+        text += more
+        assert cache.encode(cuts, text) == TINY.encode(text)
+        assert cache.encode(cuts, more) == TINY.encode(more)
+        assert cache.bytes <= capacity_bytes
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), texts), min_size=1, max_size=8))
+def test_ids_of_a_growing_conversation_are_those_of_its_template(turns: list[tuple[str, str]]) -> None:
+    cache, cuts = PieceCache(), _cuts(TINY)
+    for end in range(1, len(turns) + 1):
+        messages = [{"role": role, "content": content} for role, content in turns[:end]]
+        text = TINY.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert cache.encode(cuts, text) == TINY.encode(text, add_special_tokens=False)
+
+
+class _Counting:
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.encoded_chars = 0
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.encoded_chars += sum(map(len, texts))
+        return self._backend.encode_batch(texts, **options)
+
+
+def test_a_call_of_a_line_encodes_only_what_is_new() -> None:
+    cuts, cache = _cuts(TINY), PieceCache()
+    backend = _Counting(cuts.backend)
+    counting = compat.Cuts(backend, cuts.adds_specials, cuts.spans)
+    turns = [f"<|im_start|>user\n{'read the file ' * 50}{n}<|im_end|>\n" for n in range(20)]
+    cache.encode(counting, "".join(turns[:19]))
+    before = backend.encoded_chars
+    cache.encode(counting, "".join(turns))
+    assert backend.encoded_chars - before < 2 * len(turns[19])
+
+
+def test_a_tokenizer_that_adds_special_tokens_itself_is_asked_for_the_whole_text() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    from tests.gpu.cpu.models import tokenizer
+
+    adding = tokenizer()
+    adding._tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", pair="$A $B", special_tokens=[("<|endoftext|>", adding.pad_token_id)]
+    )
+    text = "<|im_start|>user\nfix the failing test<|im_end|>\n" * 9
+    whole = tokenise._encode(lambda encoder, words, options: encoder.encode(words, **(options or {})), adding, text)
+    assert whole == adding.encode(text) and whole[0] == adding.pad_token_id
+    assert tokenise._encode(None, adding, text, {"add_special_tokens": False}) == adding.encode(text, add_special_tokens=False)  # type: ignore[arg-type]
