@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +25,11 @@ def serve(cluster: ClusterArgument, agent: AgentOption = None) -> None:
     from talaria.gpu.agent.beliefs import knobs_of
 
     loaded = config.load(cluster)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if agent is None:
         from talaria.gpu.gateway.main import run_gateway
 
-        run_gateway(
-            loaded, knobs_of(loaded.policy), reload=lambda: config.load(cluster), on_ready=lambda url: note(f"{loaded.name} serves at {url}")
-        )
+        run_gateway(loaded, knobs_of(loaded.policy), reload=lambda: config.load(cluster), on_ready=lambda url: note(f"serving at {url}"))
         return
     from talaria.gpu.agent.main import run_agent
 

@@ -6,6 +6,7 @@ prompts have exactly the recorded lengths and continue exactly what the engine s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from talaria.gpu.run.prompts import Ids
 OVERLOADED = (429, 503)
 """A call that is answered with one of these was shed."""
 SESSION_HEADER = "x-session-id"
+READER_GONE_S = 10.0
 SAMPLE = (
     "the a an and or but if then else while for not is are was were be been has have had do does did will would can could should may "
     "might must one two three four five six seven eight nine ten first second third last next new old big small good bad high low "
@@ -131,16 +133,26 @@ class Client:
 
     @asynccontextmanager
     async def records(self) -> AsyncIterator[AsyncIterator[records.Record]]:
-        """The gateway's records from now on."""
-        headers = self._headers(self._endpoint.admin_key)
-        url = f"{self._endpoint.url}/admin/records"
+        """The gateway's records from now on. Raises InputError where it does not give them."""
+        url, headers = f"{self._endpoint.url}/admin/records", self._headers(self._endpoint.admin_key)
         try:
-            async with self._http.get(url, headers=headers) as response:
+            async with await self._reading(url, headers) as response:
                 if response.status != 200:
-                    raise InputError(f"answers {response.status}: {(await response.text())[:200]}", where=url, fix="check the admin key")
+                    fix = "check the admin key" if response.status in (401, 403, 404) else ""
+                    raise InputError(f"answers {response.status}: {(await response.text())[:200]}", where=url, fix=fix)
                 yield _records(response.content)
         except aiohttp.ClientError as error:
             raise InputError(f"cannot be read: {error}", where=url, fix="is the gateway up?") from None
+
+    async def _reading(self, url: str, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        """The answer. A gateway takes a moment to see that its last reader has gone."""
+        until_s = now_s() + READER_GONE_S
+        while True:
+            response = await self._http.get(url, headers=headers)
+            if response.status != 409 or now_s() > until_s:
+                return response
+            response.close()
+            await asyncio.sleep(0.1)
 
     async def _json(self, method: str, path: str, key: str | None, body: Any = None) -> Any:
         url = f"{self._endpoint.url}{path}"
