@@ -63,9 +63,7 @@ class AgentWorld:
 
         async def build() -> None:
             self.engines = FakeEngines(timing, self.models[: setup.max_resident_models])
-            self.instance = AgentInstance(
-                "agent", capabilities, self.engines, dict(timing), sizes, setup.knobs, self, self.loop.time
-            )
+            self.instance = AgentInstance("agent", capabilities, self.engines, dict(timing), sizes, setup.knobs, self, self.loop.time)
 
         self.loop.run_until_complete(build())
         self.engines.say, self.engines.died = self.instance.heard, self.instance.died

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -84,24 +85,33 @@ class AgentProcess:
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
 
-    def submission(self, model: str, session: str, turn: int, *, estimate: int = 100, deadline_s: float | None = None) -> tuple[int, dict[str, str]]:
+    def submission(
+        self, model: str, session: str, turn: int, *, estimate: int = 100, deadline_s: float | None = None
+    ) -> tuple[int, dict[str, str]]:
         """Number of a new call and the headers of its submission."""
         self._seq += 1
         self._calls += 1
         key = LineKey("tests", session, model, "main")
         reusable = estimate // 2 if turn else 0
-        call = Call(self._calls, key, turn, wire.now_s(), estimate, reusable, None, (("main", reusable),) if turn else (), deadline_s, False)
+        continues = (("main", reusable),) if turn else ()
+        call = Call(self._calls, key, turn, wire.now_s(), estimate, reusable, None, continues, deadline_s, False)
         self.keys[call.id] = key
         raw = msgspec.Raw(json.dumps(CODEC.encode(call)).encode())
         return call.id, {wire.SUBMIT_HEADER: msgspec.json.encode(wire.Submit(self._seq, raw, deadline_s)).decode()}
 
-    async def call(self, model: str, session: str, body: dict[str, Any], *, turn: int = 0, path: str = CHAT, **how: Any) -> tuple[int, int, bytes]:
+    async def call(
+        self, model: str, session: str, body: dict[str, Any], *, turn: int = 0, path: str = CHAT, **how: Any
+    ) -> tuple[int, int, bytes]:
         """(call, status, whole body) of one call, after its books have come too."""
         number, headers = self.submission(model, session, turn, **how)
-        async with self._http.post(self.url + path, json={"model": model, **body}, headers=headers) as answer:
-            content = await answer.read()
+        status, content = await self.call_with(headers, model, body, path)
         await self.until(f"books of call {number}", lambda: number in self.ended)
-        return number, answer.status, content
+        return number, status, content
+
+    async def call_with(self, headers: dict[str, str], model: str, body: dict[str, Any], path: str = CHAT) -> tuple[int, bytes]:
+        """Status and whole body."""
+        async with self.post(path, {"model": model, **body}, headers) as answer:
+            return answer.status, await answer.read()
 
     def post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
         return self._http.post(self.url + path, json=body, headers=headers)
@@ -111,12 +121,33 @@ class AgentProcess:
             assert answer.status == 200
             return await (answer.json() if path == "/health" else answer.text())
 
+    def engine_pid(self, model: str) -> int:
+        """First process of the agent's engine of ``model``."""
+        assert self.process is not None
+        for pid in descendants(self.process.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if "--served-model-name" in words and words[words.index("--served-model-name") + 1] == model and "warden.py" not in words[3]:
+                return pid
+        raise AssertionError(f"no engine of {model}")
+
+    async def fault(self, model: str, name: str) -> None:
+        """Make a stub engine fail on purpose."""
+        words = Path(f"/proc/{self.engine_pid(model)}/cmdline").read_bytes().decode().split("\0")
+        async with self._http.post(f"http://127.0.0.1:{words[words.index('--port') + 1]}/stub/{name}") as answer:
+            assert answer.status == 200
+
     async def reset(self, knobs: Knobs, *, record: bool = True) -> None:
         """Begin anew, with numbers from 1."""
         before = len(self.of(wire.AgentHello))
         await self.say(wire.Reset(json.dumps(CODEC.encode(knobs)).encode(), True, record))
         self._seq = 0
         await self.until("the greeting after a reset", lambda: len(self.of(wire.AgentHello)) > before)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``."""
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return children + [below for child in children for below in descendants(child)]
 
 
 @asynccontextmanager

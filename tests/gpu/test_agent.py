@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
+
 from talaria.gpu.protocol import agent as wire
-from talaria.policy.snapshot import Residency
-from tests.gpu.agent_process import AgentProcess, agent_process
+from talaria.policy.knobs import Knobs
+from talaria.policy.snapshot import Residency, Tier
+from tests.gpu.agent_process import CHAT, AgentProcess, agent_process
 from tests.gpu.cluster import stub_document
 
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 Scene = Callable[[AgentProcess], Awaitable[None]]
 
 
@@ -66,5 +73,204 @@ def test_the_first_snapshot_follows_the_greeting_and_shows_the_engines(tmp_path:
         assert agent.snapshot is not None and agent.snapshot.seen_seq == 0
         assert {name: model.residency for name, model in agent.snapshot.models.items()} == {"m0": Residency.ACTIVE, "m1": Residency.PARKED}
         assert (await agent.get("/health"))["status"] == "ok" and "talaria_agent_healthy 1.0" in await agent.get("/metrics")
+
+    play(tmp_path, scene)
+
+
+def test_a_stream_over_many_grants_and_switches_is_one_stream(tmp_path: Path) -> None:
+    """Two models with long answers take turns; every stream has all its tokens, once."""
+
+    async def scene(agent: AgentProcess) -> None:
+        body = {"messages": messages("hi"), "max_tokens": 60, "ignore_eos": True, **STREAM}
+        calls = [agent.call(f"m{number % 2}", f"s{number}", body) for number in range(6)]
+        for number, status, content in await asyncio.gather(*calls):
+            assert status == 200 and content.endswith(b"data: [DONE]\n\n")
+            assert agent.ended[number].output_tokens == 60 == usage(content)["completion_tokens"]
+            check_books(agent.ended[number])
+        assert len(agent.of(wire.Switched)) >= 3
+
+    play(tmp_path, scene, policy={"knobs": {"t_ttft": 1.0, "t_tpot": 0.05, "linger": 0.0}})
+
+
+def usage(stream: bytes) -> dict[str, int]:
+    """Of the last chunk that has one."""
+    chunks = [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: {")]
+    return next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
+
+
+def test_a_return_hits_the_prefix_cache_and_is_admitted_by_sp(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        long = asyncio.create_task(agent.call("m0", "other", {"messages": messages("x"), "max_tokens": 400, "ignore_eos": True}))
+        text = "word " * 400
+        await agent.call("m0", "s", {"messages": messages(text), "max_tokens": 3})
+        number, _, _ = await agent.call("m0", "s", {"messages": messages(text, "answer", "more"), "max_tokens": 3}, turn=1)
+        ended = agent.ended[number]
+        assert ended.by_sp and ended.device_tokens > 0.5 * ended.prompt_tokens
+        check_books(ended)
+        await long
+
+    play(tmp_path, scene, step_s=0.01)
+
+
+def test_snapshots_show_lines_and_count_submissions_in_order(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        number, _, _ = await agent.call("m0", "s", {"messages": messages("word " * 300), "max_tokens": 3})
+        await agent.call("m0", "t", {"messages": messages("word"), "max_tokens": 3})
+        agent.submission("m0", "lost", 0)  # never sent
+        await agent.call("m0", "u", {"messages": messages("word"), "max_tokens": 3})
+        await agent.until("a heartbeat's snapshot", lambda: agent.snapshot is not None and agent.snapshot.seen_seq == 2)
+        await agent.say(wire.Void(3))
+        await agent.call("m0", "v", {"messages": messages("word"), "max_tokens": 3})
+        await agent.until("the gap is void", lambda: agent.snapshot is not None and agent.snapshot.seen_seq == 5)
+        assert agent.snapshot is not None
+        line = agent.snapshot.lines[agent.keys[number]]
+        assert line.tier is Tier.DEVICE and 0 < line.tokens <= agent.ended[number].prompt_tokens + 3
+
+    play(tmp_path, scene)
+
+
+def test_what_the_engine_refuses_reaches_the_client_as_the_engine_says_it(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        number, status, content = await agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 0})
+        assert (status, agent.ended[number].outcome) == (400, "failed") and b"max_tokens" in content
+        number, status, content = await agent.call("m0", "s", {"messages": messages("x " * 300_000), "max_tokens": 5})
+        assert (status, agent.ended[number].outcome) == (400, "failed") and b"longer" in content
+        await agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 2})
+
+    play(tmp_path, scene)
+
+
+def test_a_client_that_goes_away_frees_its_place_in_any_state(tmp_path: Path) -> None:
+    """Waiting for its model, waiting beside a batch, and in the middle of its stream."""
+
+    async def scene(agent: AgentProcess) -> None:
+        running, first = agent.submission("m0", "running", 0)
+        waiting, second = agent.submission("m1", "waiting", 0)
+        body = {"messages": messages("hi"), "max_tokens": 5000, "ignore_eos": True, **STREAM}
+        async with agent.post(CHAT, {"model": "m0", **body}, first) as stream:
+            await stream.content.readany()
+            queued = asyncio.ensure_future(agent.call_with(second, "m1", body))
+            await agent.until("both are seen", lambda: agent.snapshot is not None and agent.snapshot.seen_seq == 2)
+            queued.cancel()
+            await agent.until("the waiting call has ended", lambda: waiting in agent.ended)
+        await agent.until("the running call has ended", lambda: running in agent.ended)
+        assert {agent.ended[call].outcome for call in (running, waiting)} == {"failed"}
+        assert 0 < agent.ended[running].output_tokens < 5000
+        await agent.call("m1", "next", {"messages": messages("hi"), "max_tokens": 3})
+
+    play(tmp_path, scene, policy={"knobs": {"t_ttft": 30.0}})
+
+
+def test_a_deadline_ends_a_call_with_an_error_whether_it_runs_or_waits(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        body = {"messages": messages("hi"), "max_tokens": 100_000, "ignore_eos": True}
+        soon = wire.now_s() + 0.5
+        both = [agent.call(model, model, body, deadline_s=soon) for model in ("m0", "m1")]
+        for number, status, content in await asyncio.gather(*both):
+            assert (status, agent.ended[number].outcome) == (504, "failed") and b"deadline" in content
+        await agent.call("m0", "next", {"messages": messages("hi"), "max_tokens": 3})
+
+    play(tmp_path, scene, policy={"knobs": {"t_ttft": 30.0}})
+
+
+def test_a_model_that_cannot_start_is_refused_and_the_other_serves(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        await agent.call("m1", "s", {"messages": messages("hi"), "max_tokens": 3})
+        number, status, content = await agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 3})
+        assert (status, agent.ended[number].outcome) == (503, "failed") and b"m0" in content
+        await agent.call("m1", "s", {"messages": messages("hi"), "max_tokens": 3})
+
+    document = stub_document(tmp_path)
+    document["models"]["m0"]["path"] = str(tmp_path / "nowhere")
+    play(tmp_path, scene, models=document["models"])
+
+
+def test_a_dead_engine_is_replaced_and_calls_that_sent_nothing_are_served(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        quiet = asyncio.create_task(agent.call("m0", "quiet", {"messages": messages("hi"), "max_tokens": 200, "ignore_eos": True}))
+        number, headers = agent.submission("m0", "loud", 0)
+        body = {"messages": messages("hi"), "max_tokens": 5000, "ignore_eos": True, **STREAM}
+        async with agent.post(CHAT, {"model": "m0", **body}, headers) as stream:
+            await stream.content.readany()
+            os.kill(agent.engine_pid("m0"), signal.SIGKILL)
+            with pytest.raises(aiohttp.ClientError):
+                while await stream.content.readany():
+                    pass
+        served, status, _ = await quiet
+        assert (status, agent.ended[served].outcome, agent.ended[served].output_tokens) == (200, "completed", 200)
+        await agent.until("the loud call's books", lambda: number in agent.ended)
+        assert agent.ended[number].outcome == "failed"
+
+    play(tmp_path, scene)
+
+
+def test_a_dead_parked_engine_costs_only_itself(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        running = asyncio.create_task(agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 300, "ignore_eos": True}))
+        await agent.until("the call runs", lambda: agent.snapshot is not None)
+        os.kill(agent.engine_pid("m1"), signal.SIGKILL)
+        other = asyncio.create_task(agent.call("m1", "t", {"messages": messages("hi"), "max_tokens": 3}))
+        for number, status, _ in (await running, await other):
+            assert (status, agent.ended[number].outcome) == (200, "completed")
+        assert [switch.path for switch in agent.of(wire.Switched)] == ["open"]
+
+    play(tmp_path, scene)
+
+
+def test_a_hung_engine_is_killed_and_its_calls_are_served_by_the_next(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        call = asyncio.create_task(agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 300, "ignore_eos": True}))
+        await asyncio.sleep(0)
+        pid = agent.engine_pid("m0")
+        await agent.fault("m0", "hang")
+        number, status, _ = await call
+        assert (status, agent.ended[number].outcome) == (200, "completed") and agent.engine_pid("m0") != pid
+
+    play(tmp_path, scene, engine={"hang_s": 1.0})
+
+
+def test_a_reset_begins_anew_and_records_from_the_first_step(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        await agent.call("m1", "before", {"messages": messages("word " * 100), "max_tokens": 3})
+        await agent.reset(Knobs())
+        await agent.until("its snapshot", lambda: agent.snapshot is not None and agent.snapshot.seen_seq == 0 and not agent.snapshot.lines)
+        assert agent.snapshot is not None and agent.snapshot.models["m0"].residency is Residency.ACTIVE
+        number, _, _ = await agent.call("m1", "after", {"messages": messages("word " * 100), "max_tokens": 3})
+        assert agent.ended[number].device_tokens == 0
+        events = [next(iter(json.loads(message.line)["event"])) for message in agent.of(wire.Decision)]
+        assert events[:2] == ["Arrived", "SwitchDone"]
+
+    play(tmp_path, scene)
+
+
+def test_leases_outlive_a_gateway_and_its_successor_numbers_anew(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        agent.tau_s = 60.0
+        number, _, _ = await agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 3})
+        await agent.disconnect()
+        agent.heard.clear()
+        await agent.connect("its successor")
+        await agent.until("the greeting", lambda: len(agent.heard) >= 2)
+        hello = agent.of(wire.AgentHello)[0]
+        assert [tuple(key) for key, _, _ in hello.leases] == [tuple(agent.keys[number])]
+        assert agent.snapshot is not None and agent.snapshot.seen_seq == 0
+
+    play(tmp_path, scene)
+
+
+def test_only_the_key_opens_the_agent(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        async with aiohttp.ClientSession() as stranger:
+            for path in (CHAT, wire.LINK_PATH, "/metrics"):
+                async with stranger.request("POST" if path == CHAT else "GET", agent.url + path) as answer:
+                    assert answer.status == 401
+
+    play(tmp_path, scene)
+
+
+def test_counting_tokens_needs_no_slot(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        async with agent.post("/v1/messages/count_tokens", {"model": "m1", "messages": messages("hi there")}, {}) as answer:
+            assert answer.status == 200 and (await answer.json())["input_tokens"] > 0
 
     play(tmp_path, scene)

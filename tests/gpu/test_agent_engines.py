@@ -37,7 +37,8 @@ def cluster(cpu_engine: config.Engine, tiny_models: Path) -> config.ClusterConfi
 async def run_session(agent: AgentProcess, number: int, answers: dict[tuple[int, int], tuple[dict[str, Any], str]]) -> None:
     """Calls one after the other, each continuing the one before."""
     model = MODELS[number % 2]
-    messages = [{"role": "system", "content": "You are a careful agent. " * 12}, {"role": "user", "content": f"task {number}: fix the test"}]
+    task = f"task {number}: fix the failing test"
+    messages = [{"role": "system", "content": "You are a careful agent. " * 12}, {"role": "user", "content": task}]
     for turn in range(CALLS):
         body = {"messages": list(messages), "max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
         call, status, content = await agent.call(model, f"session {number}", body, turn=turn, estimate=200 + 60 * turn)
