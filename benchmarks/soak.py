@@ -33,7 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         instances = [{"name": "hot", "pool": "hot", "models": ["m0"]}, {"name": "cold", "models": ["m0", "m1"]}]
         document = stub_document(
-            Path(directory), instances, step_s=0.0, policy={"knobs": {"tau_s": 1.0}},
+            Path(directory), instances, step_s=0.0, policy={"knobs": {"tau": 1.0}},
             gateway={"limits": {"session_idle_s": SESSION_IDLE_S}},
         )  # fmt: skip
         with Cluster(Path(directory), document) as cluster:

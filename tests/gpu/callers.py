@@ -113,6 +113,8 @@ def _refused(path: str, status: int, text: str, number: int | None) -> Ending:
     except ValueError:
         return Ending(path, "malformed: an error that is no JSON", text[:200], status, number)
     error = document.get("error")
+    if document.get("object") == "error" and path in (CHAT, COMPLETIONS):  # as SGLang itself writes it
+        error = document
     right = isinstance(error, dict) and bool(error.get("message")) and bool(error.get("type"))
     if path == MESSAGES:
         right = right and document.get("type") == "error"
@@ -172,10 +174,11 @@ class Books:
             assert answer.status == 200, await answer.text()
 
     async def _read(self, stream: aiohttp.ClientResponse) -> None:
-        async for line in stream.content:
-            record = json.loads(line)
-            if record["record"] == "CallRow":
-                self.rows.append(record)
+        async with stream:
+            async for line in stream.content:
+                record = json.loads(line)
+                if record["record"] == "CallRow":
+                    self.rows.append(record)
 
     async def agree(self, endings: Iterable[Ending]) -> None:
         """Every call of a client is in the books once, with the outcome that its client saw. Waits for the last rows."""
@@ -183,6 +186,7 @@ class Books:
         await until("the books are complete", lambda: len(self.rows) >= len(seen))
         if self._reading is not None:
             self._reading.cancel()
+            await asyncio.wait((self._reading,))
         outcomes = {row["call"]: row["outcome"] for row in self.rows}
         assert len(outcomes) == len(self.rows) == len(seen)
         for ending in seen:
