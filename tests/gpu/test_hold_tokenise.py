@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gpu.conftest import CPU
+
+if importlib.util.find_spec("triton") is None:
+    sys.path.append(str(CPU / "standins"))
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 pytest.importorskip("sglang.srt.entrypoints.openai.parallel_prompt_encode", reason="sglang is not installed: scripts/setup-engine")
 
 from talaria.gpu import compat

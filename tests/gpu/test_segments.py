@@ -160,6 +160,24 @@ def test_tokens_are_those_of_a_single_run_and_none_more_than_granted(held_engine
     asyncio.run(check())
 
 
+@pytest.mark.full
+def test_a_call_ends_where_the_engine_is_full_just_as_unheld(held_engine: HeldEngine) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            prompt = [5 + n % 300 for n in range(19_900)]
+            body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 500, "ignore_eos": True}}
+            _, whole = await at.post("/generate", body)
+            expected = json.loads(whole)["output_ids"]
+            for steps in (len(expected) - 1, len(expected) - 2):
+                at.agent.steps, call = (steps,), new_call()
+                await at.post("/generate", body, call)
+                end = await at.agent.last(call)
+                assert (end.reason, at.agent.output(call)) == ("finished", expected)
+                assert (await at.agent.first(call, engine.Held)).max_tokens == len(expected) < 500
+
+    asyncio.run(check())
+
+
 def test_calls_that_run_side_by_side_in_segments_of_their_own_do_not_mix(held_engine: HeldEngine) -> None:
     async def check() -> None:
         async with desk(held_engine) as at:
@@ -178,8 +196,8 @@ _TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 @pytest.mark.full
 @pytest.mark.parametrize(
     "arguments, tp",
-    [(("--disable-overlap-schedule",), 1), (("--incremental-streaming-output",), 1), ((), 2)],
-    ids=["no overlap", "incremental output", "two ranks"],
+    [(("--disable-overlap-schedule",), 1), (("--incremental-streaming-output",), 1), (("--chunked-prefill-size", "16"), 1), ((), 2)],
+    ids=["no overlap", "incremental output", "small chunks", "two ranks"],
 )
 def test_answers_in_segments_are_exact_on_engines_of_other_kinds_too(
     cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, arguments: tuple[str, ...], tp: int

@@ -206,8 +206,10 @@ class Holder:
         """Raises RuntimeError or KeyError where the hooks are not at work in all processes of the server."""
         state = await compat.internal_state(manager)
         missing = compat.unapplied([*HOOKS, *tokenise.HOOKS])
-        if missing or state.get(telemetry.ABI_KEY) != engine.ABI or compat.http_processes() != 1:
-            raise RuntimeError(f"hooks are missing in the HTTP process ({missing}) or the scheduler, or there are several HTTP processes")
+        if missing or state.get(telemetry.ABI_KEY) != engine.ABI:
+            raise RuntimeError(f"hooks are missing in the HTTP process ({missing}) or in the scheduler")
+        if compat.http_processes() != 1 or manager.tokenizer is None:
+            raise RuntimeError("it needs one HTTP process that has a tokenizer")
         limits = self._limits = compat.limits(manager, state)
         return engine.Hello(
             abi=engine.ABI, model=os.environ.get(engine.MODEL_VARIABLE, ""), pid=os.getpid(), page_tokens=limits.page_tokens,
