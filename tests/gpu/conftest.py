@@ -53,7 +53,7 @@ def cpu_engine(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> 
             "OMP_NUM_THREADS": "1",
         },
         page_tokens=16,
-        start_timeout_s=300.0,
+        start_timeout_s=600.0,
         log_dir=str(tmp_path_factory.mktemp("engine-logs")),
     )
 
