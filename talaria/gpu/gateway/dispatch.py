@@ -143,6 +143,8 @@ class Dispatcher:
         self._leases: dict[LineKey, str] = {}
         self._leases_of_tenant: Counter[str] = Counter()
         self._poll_timer: asyncio.TimerHandle | None = None
+        self._poll_at = 0.0
+        """On the loop's clock: uvloop's timers do not say when they are due."""
         self._lease_timer: asyncio.TimerHandle | None = None
 
     def add(self, agent: Agent) -> None:
@@ -346,12 +348,11 @@ class Dispatcher:
             return
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, due_s - now_s())
-        timer = self._poll_timer
-        if timer is not None:
-            if timer.when() <= at:
+        if self._poll_timer is not None:
+            if self._poll_at <= at:
                 return
-            timer.cancel()
-        self._poll_timer = loop.call_at(at, self._poll)
+            self._poll_timer.cancel()
+        self._poll_timer, self._poll_at = loop.call_at(at, self._poll), at
 
     def _tell_leases(self) -> set[LineKey]:
         """Pass lease changes on; returns the lines that were granted one."""
