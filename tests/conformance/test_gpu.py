@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from talaria.gpu.agent.calls import AgentCall
@@ -66,7 +67,20 @@ class AgentWorld:
             self.instance = AgentInstance("agent", capabilities, self.engines, dict(timing), sizes, setup.knobs, self, self.loop.time)
 
         self.loop.run_until_complete(build())
+        self._hold_down()
         self.engines.say, self.engines.died = self.instance.heard, self.instance.died
+
+    def _hold_down(self) -> None:
+        """What has died stays dead until the suite says otherwise."""
+        self._mended = asyncio.Event()
+        self._mended.set()
+        recover = self.instance._recover
+
+        async def mended(model: str) -> None:
+            await self._mended.wait()
+            await recover(model)
+
+        self.instance._recover = mended  # type: ignore[method-assign]
 
     def __del__(self) -> None:
         self.loop.close()
@@ -95,14 +109,14 @@ class AgentWorld:
     def crash(self, rank: int) -> None:
         if not self.instance.healthy():
             return
-        self.engines.reaped.clear()
+        self._mended.clear()
         switch = self.instance._switch
         model = switch[1] if switch is not None else self.engines.active() or self.models[0]
         self._do(lambda: self.engines.crash(model))
 
     def recover(self) -> None:
-        if not self.engines.reaped.is_set():
-            self._do(self.engines.reaped.set)
+        if not self._mended.is_set():
+            self._do(self._mended.set)
             assert self.loop.advance(self.instance.healthy, 10.0)
 
     def fail_switch(self, why: str) -> None:

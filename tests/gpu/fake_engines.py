@@ -142,9 +142,9 @@ class FakeEngines:
             self.engines[name].residency = Residency.PARKED
         self.engines[opened[0]].residency = Residency.ACTIVE
         self.failing: asyncio.Future[None] | None = None
-        self.reaped = asyncio.Event()
-        self.reaped.set()
         self.killed: list[str] = []
+        self.refused: dict[str, str] = {}
+        """Models that do not start, and why."""
 
     def _say(self, model: str, message: FromEngine) -> None:
         """Never from within a command: an engine is another process."""
@@ -172,6 +172,9 @@ class FakeEngines:
 
     def alive(self, model: str) -> bool:
         return self.engines[model].residency is not Residency.ABSENT
+
+    def refusal(self, model: str) -> str | None:
+        return self.refused.get(model)
 
     def limits(self, model: str) -> Hello:
         return self._limits
@@ -220,7 +223,7 @@ class FakeEngines:
         self.engines[model].die()
 
     async def reap(self, model: str) -> None:
-        await self.reaped.wait()
+        pass
 
     async def flush(self, model: str) -> None:
         self.engines[model].mirror.cleared()

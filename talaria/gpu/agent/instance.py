@@ -108,7 +108,7 @@ class Engines(Protocol):
     async def close(self, model: str) -> None: ...
 
     async def reap(self, model: str) -> None:
-        """An engine has died: wait until it is safe and sensible to start it again."""
+        """An engine has died: wait until it may be started again."""
 
     async def flush(self, model: str) -> None:
         """Empty the prefix cache of the active one. Raises EngineFailed."""
@@ -748,10 +748,12 @@ class AgentInstance:
         return lost
 
     async def _recover(self, model: str) -> None:
-        """Take away what is left; the group is healthy again when nothing dead remains. Its scheduler then opens what it needs."""
+        """The group is healthy again when a switch that the death met is over. Its scheduler then opens what it needs, and other models
+        do not wait for the back-off of the one that died."""
         if self._switch_task is not None:
             await asyncio.wait({self._switch_task})
-        await self._engines.reap(model)
+        if len(self.view.models) == 1:
+            await self._engines.reap(model)
         for run in [run for run in self.runs.values() if run.model == model and not run.arrived]:
             self._arrive(run)
         self._down.discard(model)
