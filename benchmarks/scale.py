@@ -3,8 +3,9 @@
 Every run is a process of its own. Memory per call is the difference of the peaks of two runs on 8 instances, one twice as
 long as the other, over the calls between. Live sessions are the same in both, and so is the index of KV on devices and hosts,
 which were full long before: what grows is what a call leaves behind, its own row and its share of the rows of slots, rounds
-and switches. On 64 instances that index is still filling after as many calls, up to what they hold. Computing the metrics takes more for a moment, which is shown beside it. So does writing files, which is not
-measured: phases, samples of the memory and sessions' names are kept for them too.
+and switches. (On 64 instances that index is still filling after as many calls, up to what devices and hosts hold.) Computing
+the metrics takes more for a moment, which is shown beside it. So does writing files, which is not measured: phases, samples of
+the memory and the names of sessions are kept for them too.
 
     python benchmarks/scale.py [CALLS]      (100,000 by default: some two minutes)
 """
