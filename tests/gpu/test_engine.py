@@ -189,29 +189,6 @@ def test_a_busy_engine_is_not_parked_and_goes_on(pair: Pair) -> None:
     pair.run(scene())
 
 
-def test_a_call_can_be_aborted_alone(pair: Pair) -> None:
-    async def scene() -> None:
-        assert pair.session is not None
-        await pair.activate("qwen3")
-        engine = pair.engine("qwen3")
-
-        async def call(name: str, tokens: int) -> Any:
-            limits = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-            body = {"rid": name, "input_ids": list(range(30, 60)), "sampling_params": limits}
-            async with pair.session.post(f"{engine.url}/generate", json=body) as answer:  # type: ignore[union-attr]
-                return await answer.json()
-
-        long, other = asyncio.create_task(call("call-01", 15_000)), asyncio.create_task(call("call-02", 50))
-        while not long.done():  # an abort that comes before its call is no error, and does nothing
-            await engine.abort("call-01")
-            await asyncio.sleep(0.05)
-        answer = await long
-        assert "meta_info" not in answer or answer["meta_info"]["finish_reason"]["type"] == "abort"
-        assert (await other)["meta_info"]["completion_tokens"] == 50
-
-    pair.run(scene())
-
-
 def test_a_parked_engine_costs_little_cpu(pair: Pair) -> None:
     async def scene() -> float:
         await pair.activate("qwen3")

@@ -35,13 +35,6 @@ def test_a_chain_grown_in_parts_equals_one_made_at_once(parts: list[list[int]], 
     assert len(whole.hashes) == whole.tokens // page
 
 
-@given(common=TOKENS, left=TOKENS, right=TOKENS, page=st.sampled_from([1, 4]))
-def test_the_common_prefix_is_found_in_whole_pages(common: list[int], left: list[int], right: list[int], page: int) -> None:
-    a, b = common + left, common + right
-    same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    assert PageChain(page, packed(a)).common_tokens(PageChain(page, packed(b))) == same // page * page
-
-
 @given(common=TOKENS, left=TOKENS, right=TOKENS)
 def test_a_copy_goes_its_own_way(common: list[int], left: list[int], right: list[int]) -> None:
     one = PageChain(4, packed(common))

@@ -58,10 +58,6 @@ class Control:
         with self.guard.step("go_on"):
             await self._post("/continue_generation", {})
 
-    async def abort(self, call: str) -> None:
-        """End the call with this request id. Matched by prefix, hence ids of fixed width; an unknown one is no error."""
-        await self._post("/abort_request", {"rid": call})
-
     async def _post(self, path: str, body: dict[str, Any], within_s: float = _QUICK_S) -> None:
         if self._session.closed:
             raise aiohttp.ClientConnectionError("the engine was stopped")

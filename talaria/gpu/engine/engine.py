@@ -153,13 +153,6 @@ class Engine:
         weights_s, pool_s, graphs_s, publish_s = (after - before for before, after in itertools.pairwise(times_s))
         return weights_s, pool_s, graphs_s, publish_s
 
-    async def abort(self, call: str) -> None:
-        """End the call with this ``call_id`` inside the engine. Raises EngineFailed where it cannot be asked."""
-        try:
-            await self._running().control.abort(call)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineFailed(f"engine of {self.name!r} does not abort: {error!r}") from error
-
     @contextlib.asynccontextmanager
     async def _switching(self, after: EngineState) -> AsyncIterator[Control]:
         """Inside, requests change what the engine holds; one that fails leaves nothing that could be trusted."""

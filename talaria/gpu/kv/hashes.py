@@ -44,8 +44,3 @@ class PageChain:
         other = PageChain(self.page_tokens)
         other.tokens, other.hashes, other._digest, other._rest = self.tokens, self.hashes.copy(), self._digest, self._rest
         return other
-
-    def common_tokens(self, other: PageChain) -> int:
-        """Length of the common prefix with ``other``, in whole pages."""
-        pages = next((at for at, (a, b) in enumerate(zip(self.hashes, other.hashes, strict=False)) if a != b), None)
-        return self.page_tokens * (min(len(self.hashes), len(other.hashes)) if pages is None else pages)

@@ -1,0 +1,85 @@
+"""A real engine whose agent is killed leaves no process, no shared memory and no directory behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from talaria.gpu import config
+
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.full]
+PATIENCE_S = 600.0
+AGENT = """
+import asyncio, pathlib, sys
+from talaria.gpu import config
+from talaria.gpu.engine.engine import Engine
+from talaria.gpu.engine.holds import HoldServer
+
+async def main():
+    settings = config.Engine.model_validate_json(sys.argv[1])
+    instance = config.Instance(name="g0", models=("big",), tp=int(sys.argv[4]), max_running=8)
+    holds = HoldServer(lambda model, message: None, lambda model: None)
+    await holds.start(pathlib.Path(sys.argv[3]) / "holds")
+    engine = Engine("big", config.Model(path=sys.argv[2], kv_tokens=2000), instance, settings, holds, print)
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def group(leader: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getpgid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def shared_memory(pids: list[int]) -> set[Path]:
+    """Files in /dev/shm that these processes have mapped."""
+    inodes = {line.split()[4] for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if " /dev/shm/" in line}
+    return {path for path in Path("/dev/shm").iterdir() if str(path.stat().st_ino) in inodes}
+
+
+def directory(leader: int) -> Path:
+    variables = Path(f"/proc/{leader}/environ").read_bytes().split(b"\0")
+    return Path(next(item for item in variables if item.startswith(b"TMPDIR=")).decode().removeprefix("TMPDIR="))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_killed_agent_leaves_nothing(tiny_models: Path, cpu_engine: config.Engine, tmp_path: Path, tp: int) -> None:
+    bound = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * tp)}
+    settings = cpu_engine.model_copy(update={"environment": {**cpu_engine.environment, **bound}})
+    words = [sys.executable, "-c", AGENT, settings.model_dump_json(), str(tiny_models / "qwen3"), str(tmp_path), str(tp)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stdout is not None
+            leader = int(agent.stdout.readline())
+            pids, own = group(leader), directory(leader)
+            files = shared_memory(pids)
+            assert len(pids) >= 3 and own.is_dir() and any("sglang_loads" in path.name for path in files)
+            assert tp == 1 or any("sgl_shm_mq" in path.name for path in files)
+        finally:
+            os.kill(agent.pid, signal.SIGKILL)
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()] and not own.exists())
+    assert not [path for path in files if path.exists()]
