@@ -58,7 +58,7 @@ async def gateway(
     dispatcher = Dispatcher(config, Settings(config), knobs, Metrics())
     server = GatewayServer(dispatcher, Admin(dispatcher, config, knobs, reload))
     web_server = web.Server(
-        server.handle, handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_CONNECTION_S,
+        server.handle, handler_cancellation=True, auto_decompress=False, access_log=None, keepalive_timeout=KEEP_CONNECTION_S,
         max_line_size=LARGEST_HEADER_BYTES, max_field_size=LARGEST_HEADER_BYTES,
     )  # fmt: skip
     runner = web.ServerRunner(web_server, shutdown_timeout=DRAIN_S)

@@ -149,6 +149,7 @@ class Relay:
             try:
                 got = await self._post(asked, instance, {SUBMIT_HEADER: dispatcher.submission(live, instance)})
             except _Gone as gone:
+                _log.warning("event=not_taken call=%d instance=%s why=%s", live.id, instance.agent.name, gone)
                 dispatcher.lost(live, arrived=gone.arrived)
                 dispatcher.distrust(instance)
                 last = f"instance {instance.agent.name} did not answer"
@@ -198,9 +199,14 @@ async def _with_keep_alives(work: Coroutine[Any, Any, T], answer: Answer, keep_a
 
 
 async def read_body(request: web.BaseRequest, most: int) -> bytes:
-    """Raises Problem for a body beyond ``most`` bytes, or one that does not arrive as announced."""
+    """Raises Problem for a body beyond ``most`` bytes, a compressed one, or one that does not arrive as announced."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Problem(415, "compressed bodies are not taken")
     if request.content_length is not None and request.content_length > most:
         raise Problem(413, f"the body has {request.content_length} bytes; at most {most} are taken")
+    if request.headers.get("expect", "").lower() == "100-continue":
+        assert request.transport is not None
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size = [], 0
     try:
         while part := await request.content.readany():

@@ -157,6 +157,7 @@ class FakeAgent:
         self.leases: list[tuple[tuple[str, str, str, str], float, float]] = []
         self.lines: dict[LineKey, LineState] = {}
         self.silent_books = False
+        self.beats = True
         self.healthy = True
         self.prompt_tokens: Callable[[Call], int] = lambda call: call.prompt_tokens
         self.requests = 0
@@ -287,6 +288,20 @@ class FakeAgent:
         self.gateways.append(name)
         self.links += 1
         await self._greet()
+        beating = asyncio.create_task(self._beat(link))
+        try:
+            await self._listen(link)
+        finally:
+            beating.cancel()
+        return link
+
+    async def _beat(self, link: web.WebSocketResponse) -> None:
+        while not link.closed:
+            await asyncio.sleep(0.5)
+            if self.beats and not link.closed:
+                await link.send_bytes(msgspec.msgpack.encode(wire.Beat(self.healthy)))
+
+    async def _listen(self, link: web.WebSocketResponse) -> None:
         async for frame in link:
             if frame.type is aiohttp.WSMsgType.BINARY:
                 heard = msgspec.msgpack.decode(frame.data, type=wire.FromGateway)
@@ -296,7 +311,6 @@ class FakeAgent:
                 if isinstance(heard, wire.Reset):
                     self.seen, self.version, self.lines, self.leases = 0, 0, {}, []
                     await self._greet()
-        return link
 
 
 @dataclass
