@@ -16,6 +16,14 @@ from tests.gpu.holding import HeldEngine, running_engine
 CPU = Path(__file__).resolve().parent / "cpu"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests with real engines go to one worker of pytest-xdist: two engines at a time are enough for a machine."""
+    for item in items:
+        if "engine_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("engines"))
+
+
 @pytest.fixture(scope="session")
 def engine_python() -> str:
     """An interpreter that can run SGLang and this package: ``TALARIA_ENGINE_PYTHON``, or the running one."""

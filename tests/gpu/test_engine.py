@@ -22,7 +22,6 @@ from talaria.gpu.engine.supervisor import Supervisor
 from talaria.gpu.kv.hashes import PageChain
 from talaria.policy.snapshot import Residency
 
-pytestmark = pytest.mark.xdist_group("engines")  # two real engines at a time are enough for a machine
 T = TypeVar("T")
 KV_TOKENS = 20_000
 PATIENCE_S = 600.0

@@ -14,7 +14,7 @@ import pytest
 
 from talaria.gpu import config
 
-pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.full]
+pytestmark = pytest.mark.full
 PATIENCE_S = 600.0
 AGENT = """
 import asyncio, pathlib, sys

@@ -15,7 +15,6 @@ from talaria.gpu.engine.engine import Engine
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.kv.hashes import PageChain
 
-pytestmark = pytest.mark.xdist_group("engines")
 KV_TOKENS, SESSIONS, TURNS = 2000, 8, 240
 PATIENCE_S = 600.0
 
