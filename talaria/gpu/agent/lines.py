@@ -85,8 +85,11 @@ class LineBook:
 
 def _common_tokens(line: _Line, prompt: bytes, chain: PageChain) -> int:
     """Longest common prefix; exact where the line's whole pages all agree, else down to a page."""
-    common = chain.common_tokens(line.chain)
-    if common < len(line.chain.hashes) * chain.page_tokens:
+    pages = next((at for at, (ours, theirs) in enumerate(zip(chain.hashes, line.chain.hashes, strict=False)) if ours != theirs), None)
+    if pages is None:
+        pages = min(len(chain.hashes), len(line.chain.hashes))
+    common = pages * chain.page_tokens
+    if pages < len(line.chain.hashes):
         return common
     rest = prompt[common * TOKEN_BYTES : common * TOKEN_BYTES + len(line.tail)]
     for at in range(0, len(rest), TOKEN_BYTES):
