@@ -175,19 +175,23 @@ class Client:
 
 
 async def _read(content: aiohttp.StreamReader, number: int | None) -> Answer:
-    """A stream of chunks to its end. One that breaks off, or says an error, is a failed call."""
-    first_s, output, usage, why = -1.0, list[int](), _Usage(), "the stream broke off"
+    """A stream of chunks to its end. One that breaks off, or says an error, is a failed call.
+
+    The end is read too: a client that hangs up after the last chunk is, to a gateway, one that went away.
+    """
+    first_s = ended_s = -1.0
+    output, usage, why = list[int](), _Usage(), "the stream broke off"
     async for line in _lines(content):
-        if not line.startswith(b"data:"):
-            continue
         data = line[5:].strip()
+        if not line.startswith(b"data:") or ended_s >= 0.0:
+            continue
         if data == b"[DONE]":
-            why = ""
-            break
+            why, ended_s = "", now_s()
+            continue
         chunk = _chunk(data)
         if chunk.error is not None:
-            why = str(chunk.error)[:200]
-            break
+            why, ended_s = str(chunk.error)[:200], now_s()
+            continue
         for choice in chunk.choices:
             output += choice.token_ids or ()
         if first_s < 0.0 and output:
@@ -195,7 +199,8 @@ async def _read(content: aiohttp.StreamReader, number: int | None) -> Answer:
         usage = chunk.usage or usage
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens if details else None) or 0
-    return Answer("failed" if why else "completed", why, number, first_s, now_s(), _ids(output), usage.prompt_tokens, cached)
+    ended_s = ended_s if ended_s >= 0.0 else now_s()
+    return Answer("failed" if why else "completed", why, number, first_s, ended_s, _ids(output), usage.prompt_tokens, cached)
 
 
 async def _records(content: aiohttp.StreamReader) -> AsyncIterator[records.Record]:

@@ -6,6 +6,7 @@ recording's beginning.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from talaria.gpu.protocol import records
@@ -60,8 +61,8 @@ class Collector:
         """Where each line's last call was served."""
         self._rounds: dict[str, int] = {}
         self._issued = self._rows = 0
-        self.wrong: dict[str, int] = {}
-        """What is wrong with calls that completed, and how often: they did not get what the trace says."""
+        self.wrong: Counter[str] = Counter()
+        """What calls were that did not come out as the trace says, and how many."""
 
     # --- the client's side -------------------------------------------------------------------------------------------
 
@@ -72,6 +73,8 @@ class Collector:
         if names is not None:
             names.extend("" for _ in range(sent.session + 1 - len(names)))
             names[sent.session] = session.id
+        if sent.answer is not None and sent.answer.outcome != "completed":
+            self.wrong[f"{sent.answer.outcome}: {sent.answer.why[:120]}"] += 1
         number = None if sent.answer is None else sent.answer.number
         if number is None:
             self._row_unserved(session, sent, "shed" if sent.answer is None else sent.answer.outcome)
@@ -190,7 +193,7 @@ class Collector:
             ("tokens received", trace.output_tokens, len(sent.answer.output) if sent.answer else 0),
         ):
             if expected != got:
-                self.wrong[what] = self.wrong.get(what, 0) + 1
+                self.wrong[f"completed with other {what} than the trace has"] += 1
 
     def _flags(self, trace: TraceCall, sent: Sent, row: records.CallRow, instance: int) -> int:
         known = {

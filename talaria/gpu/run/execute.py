@@ -24,6 +24,7 @@ from talaria.workload.arrivals import parse as parse_arrivals
 from talaria.workload.session import Session
 from talaria.workload.streams import stream
 
+MOST_WARNINGS = 5
 SETTLE_S = 60.0
 """How long after the last answer a record may be on its way."""
 
@@ -60,7 +61,7 @@ async def repetition(
     leases = differences.leases
     record.leases_granted, record.leases_used = leases.granted, leases.used
     record.leases_unused = leases.granted - leases.used - leases.returned  # for one that is still live no call is left to come
-    warnings = [f"{count} calls completed with other {what} than the trace has" for what, count in collector.wrong.items()]
+    warnings = [f"{count} calls {what}" for what, count in collector.wrong.most_common(MOST_WARNINGS)]
     return Repetition(record, begin.now_s, differences, warnings, time.process_time() - began_cpu_s)
 
 

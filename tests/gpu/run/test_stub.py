@@ -32,6 +32,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0)
     got = run_command([*arguments, "--json"])
     printed = capsys.readouterr()
     assert got == code, printed.err + printed.out
+    print(printed.err)
     return json.loads(printed.out)
 
 
