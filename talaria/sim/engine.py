@@ -34,6 +34,7 @@ class Run:
         "first_token_s",
         "grant",
         "host_tokens",
+        "known",
         "lost_tokens",
         "new_tokens",
         "node",
@@ -60,6 +61,8 @@ class Run:
         self.by_sp = self.swapped = False
         self.device_tokens = self.host_tokens = self.lost_tokens = self.new_tokens = 0
         self.spans: tuple[tuple[int, int, int], ...] = ()
+        self.known = (-1, 0, 0)
+        """What the memory last found of its prompt, (device, host) tokens, and as of which change."""
         self.parked = self.arrived_round = self.rounds_waited = 0
         self.grant = self.start_step = self.end_step = self.start_generated = 0
 

@@ -92,6 +92,8 @@ class InstanceMemory:
         self._paths: dict[LineKey, tuple[int, int]] = {}
         """Where the last call of each line ended: its node, and tokens along its path."""
         self._evictions_seen = (0, 0)
+        self._changes = 0
+        """Of anything that ``prefix`` depends on; until the next one its answers stand."""
         self.pool_tokens = {name: regions.kv_pages * page_tokens for name, regions in self._regions.items()}
         """What each model's KV region holds while it is active."""
         self.weight_bytes = {name: numbers.total_weight_bytes for name, numbers in self._numbers.items()}
@@ -107,12 +109,17 @@ class InstanceMemory:
         """(device, host) tokens of the call's prompt that need no recomputation; its last token is always computed."""
         if self._copies and self._copies[0][0] <= now_s:
             self._settle(now_s)
+        as_of, device, host = run.known
+        if as_of == self._changes:
+            return device, host
         call = run.view.call
         model, page_tokens = call.key.model, self._hardware.page_tokens
         spans, device = self._forest.spans(run.node, (call.prompt_tokens - 1) // page_tokens * page_tokens), 0
         if model == active:
             device = self._resumable(model, spans, self._end_before(run) if self._spacing_tokens[model] else 0)
-        return device, self._registry.match(model, spans, device) - device
+        host = self._registry.match(model, spans, device) - device
+        run.known = self._changes, device, host
+        return device, host
 
     def _resumable(self, model: str, spans: Spans, end_tokens: int) -> int:
         """Tokens of a path after which the active model can go on from what is on the device.
@@ -202,6 +209,7 @@ class InstanceMemory:
             done = self._allocate_in_tail(held, spans, now_s)
         taken = cache.take_new_extents()
         if taken:
+            self._changes += 1
             staging.dirty(taken)
         return done
 
@@ -226,6 +234,7 @@ class InstanceMemory:
         assert self._cache is not None
         call = run.view.call
         tokens = call.prompt_tokens + run.output_tokens - 1
+        self._changes += 1
         self._cache.release(run.spans, tokens, now_s)
         self._paths[call.key] = (run.node, tokens)
         if self._hkvr:
@@ -234,6 +243,7 @@ class InstanceMemory:
     def drop(self, run: Run, now_s: float) -> None:
         """The call will not go on here; what its prompt computed may serve others."""
         self.restored(run)
+        self._changes += 1
         if self._cache is not None and run.spans and not run.swapped:
             self._cache.release(run.spans, run.view.call.prompt_tokens if run.view.generated_tokens else 0, now_s)
         run.spans = ()
@@ -250,6 +260,7 @@ class InstanceMemory:
 
     def _settle(self, now_s: float) -> None:
         """Expose the checkpoints whose copies are over by now."""
+        self._changes += 1
         while self._copies and self._copies[0][0] <= now_s:
             self._registry.commit_all(self._copies.popleft()[1])
 
@@ -274,6 +285,7 @@ class InstanceMemory:
         return LineState(HOST if host else MISSING, host, last_use_s)
 
     def forget(self, key: LineKey) -> None:
+        self._changes += 1
         self._paths.pop(key, None)
         self._registry.protected.discard(key)
 
@@ -305,6 +317,7 @@ class InstanceMemory:
             self.open(model)
         regions, numbers, hardware = self._regions[model], self._numbers[model], self._hardware
         self._active = model
+        self._changes += 1
         self._cache = DeviceCache(PagePool(regions.kv_pages), hardware.page_tokens, self._forest)
         page_bytes = max(1, numbers.kv_bytes_per_token * hardware.page_tokens // numbers.layers)
         self._staging = StagingMap(numbers.layers, hardware.chunk_bytes, regions.kv_pages, page_bytes)
@@ -345,7 +358,9 @@ class InstanceMemory:
 
     def _tail_slack_bytes(self, staging: StagingMap) -> int:
         if staging.target is not None and self._cache is not None:
-            staging.move_tail(self._cache.pool.high_water)
+            high_water = self._cache.pool.high_water
+            if high_water != staging.tail_first_page:
+                staging.move_tail(high_water)
         return staging.slack_bytes
 
     def link_contention(self, now_s: float) -> float:
@@ -360,6 +375,7 @@ class InstanceMemory:
     def plan_switch(self, source: str | None, target: str, held: list[Run], open_s: float, now_s: float) -> SwitchCost:
         """Tear ``source`` down: drain its checkpoints, move its in-flight KV away, release its region (SPEC §5.4)."""
         contention = self.link_contention(now_s)
+        self._changes += 1
         numbers, hardware = self._numbers[target], self._hardware
         plan = plan_switch(
             source, target, numbers.weight_bytes, registry=self._registry, staging=self._staging, captured=self._captured.get(target),
@@ -388,6 +404,7 @@ class InstanceMemory:
         """
         if run.swapped or self._cache is None:
             return 0.0
+        self._changes += 1
         moved_s = 0.0
         if self._swap:
             kv_bytes = run.context_tokens * self._numbers[run.view.call.key.model].kv_bytes_per_token
@@ -413,6 +430,7 @@ class InstanceMemory:
 
     def crash(self) -> None:
         """The engine process is gone: device KV, staged weights and unfinished copies with it; the registry survives."""
+        self._changes += 1
         for _, ticket in self._copies:
             self._registry.abort(ticket)
         self._copies.clear()
