@@ -25,7 +25,13 @@ _GRAMMARS = "sglang.srt.constrained.grammar_manager.GrammarManager."
 GENERATE = _MANAGER + "generate_request"
 START = _MANAGER + "auto_create_handle_loop"
 BATCH_OUTPUT = _MANAGER + "_handle_batch_output"
-RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses"
+_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses."
+_MESSAGES = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing."
+RESPONSES = _RESPONSES + "create_responses"
+RESPONSE_PROMPT = _RESPONSES + "_make_request"
+MESSAGE = _MESSAGES + "_handle_non_streaming"
+MESSAGE_STREAM = _MESSAGES + "_handle_streaming"
+MESSAGE_COUNT = _MESSAGES + "handle_count_tokens"
 ENCODE = "sglang.srt.entrypoints.openai.parallel_prompt_encode.parallel_prompt_encode"
 CREATE = _SCHEDULER + "_create_generation_req"
 PAUSED = _SCHEDULER + "_record_scheduler_state_for_paused_engine"
@@ -39,6 +45,11 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     START: ("self",),
     BATCH_OUTPUT: ("self", "recv_obj"),
     RESPONSES: ("self", "request", "raw_request"),
+    RESPONSE_PROMPT: ("self", "request", "prev_response", "tokenizer"),
+    MESSAGE: ("self", "chat_request", "anthropic_request", "raw_request"),
+    MESSAGE_STREAM: ("self", "chat_request", "anthropic_request", "raw_request"),
+    MESSAGE_COUNT: ("self", "request", "raw_request"),
+    "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase._convert_to_internal_request": ("self", "request", "raw_request"),
     ENCODE: ("tokenizer", "text", "encode_kwargs"),
     CREATE: ("self", "recv_req"),
     PAUSED: ("self",),
@@ -60,9 +71,7 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     _MANAGERS + "scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._maybe_update_reasoning_tokens": (
         "self", "req", "next_token_id",
     ),
-    "sglang.srt.entrypoints.openai.serving_responses.OpenAIServingResponses.create_error_response": (
-        "self", "message", "err_type", "status_code",
-    ),
+    _RESPONSES + "create_error_response": ("self", "message", "err_type", "status_code"),
     "sglang.srt.entrypoints.openai.parallel_prompt_encode._plan_for": ("tokenizer",),
     "sglang.srt.entrypoints.openai.parallel_prompt_encode._added_spans": ("text", "pattern", "npattern"),
     "sglang.srt.runtime_context.get_serving": (),
@@ -76,7 +85,7 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     ),
     _MANAGERS + "tokenizer_manager.ReqState": ("dispatched", "prompt_token_ids"),
     _MANAGERS + "io_struct.GenerateReqInput": (
-        "rid", "is_single", "text", "input_ids", "input_embeds", "lora_path", "session_params", "background", "max_thinking_tokens",
+        "rid", "is_single", "text", "input_ids", "input_embeds", "lora_path", "session_params", "max_thinking_tokens",
         "return_prompt_token_ids", "stream",
     ),
     _MANAGERS + "io_struct.TokenizedGenerateReqInput": ("input_ids", "sampling_params", "stream", "logprob_start_len"),
@@ -94,6 +103,7 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     ),
     _MANAGERS + "schedule_batch.ScheduleBatch": ("enable_overlap", "reqs"),
     _MANAGERS + "scheduler.Scheduler": ("batch_result_processor",),
+    _MESSAGES.rstrip("."): ("openai_serving_chat",),
 }  # fmt: skip
 """Classes and the attributes of theirs that are read or written."""
 

@@ -12,7 +12,7 @@ import urllib.request
 from array import array
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, repeat
 from pathlib import Path
@@ -38,6 +38,17 @@ class HeldEngine:
     socket: Path
     admin: dict[str, str]
     """Headers of control requests."""
+    group: int
+    """Process group of its processes."""
+
+    def cpu_s(self) -> float:
+        """CPU time of its living processes so far."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == self.group else 0
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -56,7 +67,7 @@ def running_engine(
         process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         _until_ready(process, f"{place.url}/health", settings.start_timeout_s, directory / "engine.log")
-        yield HeldEngine(place.url, socket, {"Authorization": f"Bearer {place.admin_key}"})
+        yield HeldEngine(place.url, socket, {"Authorization": f"Bearer {place.admin_key}"}, process.pid)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

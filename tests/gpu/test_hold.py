@@ -84,6 +84,7 @@ def test_a_request_without_the_header_is_not_held(held_engine: HeldEngine, path:
         ("/v1/completions", {"temperature": -1}, "temperature"),
         ("/v1/completions", {"min_tokens": 9, "max_tokens": 3}, "min_new_tokens"),
         ("/v1/chat/completions", {"messages": []}, "essages"),
+        ("/v1/responses", {"background": True, "store": True}, "background"),
     ],
 )
 @both
@@ -96,6 +97,17 @@ def test_what_cannot_be_held_is_a_400_and_never_reaches_the_agent(
             status, text = await at.post(path, _body(path, stream) | change, call)
             assert (status, told in text) == (400, True), text
             assert not at.agent.of(call, engine.Held)
+
+    asyncio.run(check())
+
+
+def test_tokens_of_a_message_are_counted_as_held(held_engine: HeldEngine) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            call = new_call()
+            _, text = await at.post("/v1/messages/count_tokens", {"model": MODEL, "messages": _MESSAGES})
+            await at.post("/v1/messages", _body("/v1/messages", True) | {"max_tokens": 2}, call)
+            assert json.loads(text)["input_tokens"] == len((await at.agent.first(call, engine.Held)).prompt) // 4
 
     asyncio.run(check())
 
@@ -207,6 +219,20 @@ def test_a_paused_engine_holds_calls_and_runs_them_once_it_continues(held_engine
                 assert await at.control("/continue_generation", {}) == 200
             assert (await answer)[0] == 200
             assert (await at.agent.last(call)).reason == "finished"
+
+    asyncio.run(check())
+
+
+def test_a_paused_engine_costs_little_cpu(held_engine: HeldEngine) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            assert await at.control("/pause_generation", {"mode": "in_place"}) == 200
+            try:
+                start_s = held_engine.cpu_s()
+                await asyncio.sleep(2.0)
+                assert held_engine.cpu_s() - start_s < 1.0
+            finally:
+                assert await at.control("/continue_generation", {}) == 200
 
     asyncio.run(check())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ if importlib.util.find_spec("triton") is None:
 pytest.importorskip("sglang.srt.entrypoints.openai.parallel_prompt_encode", reason="sglang is not installed: scripts/setup-engine")
 
 from talaria.gpu import compat
-from talaria.gpu.hooks import tokenise
+from talaria.gpu.hooks import offload, tokenise
 from talaria.gpu.hooks.tokenise import PieceCache
 from tests.gpu.cpu import models
 
@@ -90,3 +92,39 @@ def test_a_tokenizer_that_adds_special_tokens_itself_is_asked_for_the_whole_text
     whole = tokenise._encode(lambda encoder, words, options: encoder.encode(words, **(options or {})), adding, text)
     assert whole == adding.encode(text) and whole[0] == adding.pad_token_id
     assert tokenise._encode(None, adding, text, {"add_special_tokens": False}) == adding.encode(text, add_special_tokens=False)  # type: ignore[arg-type]
+
+
+class _Chat:
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def _convert_to_internal_request(self, request: str, raw_request: None) -> tuple[str, str]:
+        self.threads.append(threading.get_ident())
+        if request == "wrong":
+            raise ValueError("wrong")
+        return request, request
+
+
+class _Endpoint:
+    def __init__(self) -> None:
+        self.openai_serving_chat = _Chat()
+
+    async def handle(self, chat_request: str, request: str, raw_request: None) -> tuple[str, str]:
+        return self.openai_serving_chat._convert_to_internal_request(chat_request, raw_request)
+
+    async def count(self, request: str) -> int:
+        self.openai_serving_chat._convert_to_internal_request(request, None)
+        return len(request)
+
+
+def test_messages_are_rendered_and_encoded_in_another_thread() -> None:
+    async def check() -> None:
+        endpoint = _Endpoint()
+        assert await offload._message(_Endpoint.handle, endpoint, "text", "", None) == ("text", "text")
+        assert await offload._whole(_Endpoint.count, endpoint, "text") == 4
+        with pytest.raises(ValueError, match="wrong"):
+            await offload._message(_Endpoint.handle, endpoint, "wrong", "", None)
+        assert len(endpoint.openai_serving_chat.threads) == 3
+        assert threading.get_ident() not in endpoint.openai_serving_chat.threads
+
+    asyncio.run(check())

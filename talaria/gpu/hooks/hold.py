@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 from talaria.gpu import compat
-from talaria.gpu.hooks import resume, telemetry, tokenise
+from talaria.gpu.hooks import offload, resume, telemetry, tokenise
 from talaria.gpu.hooks.link import Link
 from talaria.gpu.protocol import engine
 
@@ -205,7 +205,7 @@ class Holder:
     async def _hello(self, manager: Any) -> engine.Hello:
         """Raises RuntimeError or KeyError where the hooks are not at work in all processes of the server."""
         state = await compat.internal_state(manager)
-        missing = compat.unapplied([*HOOKS, *tokenise.HOOKS])
+        missing = compat.unapplied([*HOOKS, *offload.HOOKS, *tokenise.HOOKS])
         if missing or state.get(telemetry.ABI_KEY) != engine.ABI:
             raise RuntimeError(f"hooks are missing in the HTTP process ({missing}) or in the scheduler")
         if compat.http_processes() != 1 or manager.tokenizer is None:
@@ -320,7 +320,7 @@ def _refuse(obj: Any, request: Any, call_id: str) -> None:
         raise ValueError("one prompt and one completion (n = 1) a request, please: batches are not available here")
     if obj.contains_mm_input() or obj.input_embeds is not None:
         raise ValueError("this model is served for text only")
-    for name in ("lora_path", "session_params", "background"):
+    for name in ("lora_path", "session_params"):
         if getattr(obj, name):
             raise ValueError(f"{name} is not available here")
     if (obj.sampling_params or {}).get("beam_width"):
@@ -339,9 +339,14 @@ async def _tokenise(manager: Any, held: Any) -> None:
 _holder = Holder()
 
 
-def _generate(original: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> Any:
+def _call_id(request: Any) -> str | None:
+    """None: a request that is not to be held."""
     headers = getattr(request, "headers", None)
-    call_id = headers.get(engine.CALL_HEADER) if headers is not None else None
+    return None if headers is None else headers.get(engine.CALL_HEADER)
+
+
+def _generate(original: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> Any:
+    call_id = _call_id(request)
     return original(manager, obj, request) if call_id is None else _holder.hold(manager, obj, request, call_id)
 
 
@@ -354,7 +359,9 @@ def _edit(_manager: Any, recv_obj: Any) -> None:
 
 
 async def _respond(original: Callable[..., Any], endpoint: Any, request: Any, raw_request: Any = None) -> Any:
-    """``/v1/responses`` makes a 400 of every error; a dropped call has its own status."""
+    """``/v1/responses`` makes a 400 of every error; a dropped call has its own status. Nobody could hold a call in the background."""
+    if request.background and _call_id(raw_request) is not None:
+        return endpoint.create_error_response("background responses are not available here")
     answer = await original(endpoint, request, raw_request)
     call = getattr(raw_request.state, "talaria_call", None) if raw_request is not None else None
     if call is None or call.dropped is None or request.stream:
