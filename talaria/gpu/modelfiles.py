@@ -1,0 +1,51 @@
+"""What a model's files say about its size, without loading it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from talaria.errors import InputError
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+
+
+class ModelFiles(NamedTuple):
+    """Sizes over all ranks."""
+
+    name: str
+    layers: int
+    weight_bytes: int
+    """Of the checkpoint: what the host holds as an image, about."""
+    kv_bytes_per_token: int
+    latent: bool
+    """Its KV is the same on every rank."""
+
+
+def read(path: str, where: str) -> ModelFiles:
+    """Raises InputError where there is no readable ``config.json``."""
+    folder = Path(path)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}/config.json cannot be read: {why}", where=where, fix="give the folder of a downloaded model") from None
+    text = {**config, **config.get("text_config", {})}
+    weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+    layers = int(text.get("num_hidden_layers", 1))
+    latent = "kv_lora_rank" in text
+    return ModelFiles(folder.name, layers, max(1, weights), max(1, layers * _kv_elements(text) * _element_bytes(text)), latent)
+
+
+def _kv_elements(config: dict[str, Any]) -> int:
+    """Of one token in one layer."""
+    if "kv_lora_rank" in config:
+        return int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim", 0))
+    heads = int(config.get("num_attention_heads", 1))
+    head_dim = int(config.get("head_dim") or int(config.get("hidden_size", heads)) // heads)
+    return 2 * int(config.get("num_key_value_heads") or heads) * head_dim
+
+
+def _element_bytes(config: dict[str, Any]) -> int:
+    return BYTES.get(str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"), 2)

@@ -1,0 +1,193 @@
+"""Measurements on an idle cluster: calls through the gateway, timed by its records.
+
+Prefill is first token less admission, as the agent saw them; decode is timed by the tokens as they come, while the whole batch
+decodes; switches are the engines' own phases. Rounds are so long that no grant ends inside a measurement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from talaria.errors import InputError
+from talaria.gpu.profiling.grid import DECODE_TOKENS, Decode, Prefill, decode_points, prefill_points
+from talaria.gpu.protocol import records
+from talaria.gpu.run.client import Answer, Client, completion_body
+from talaria.gpu.run.prompts import Ids
+from talaria.policy.codec import CODEC
+from talaria.policy.snapshot import InstanceSnapshot
+from talaria.profiles.points import DecodePoint, PrefillPoint
+
+ROUTER = "session-sticky"
+KNOBS = {"t_ttft": 600.0, "t_tpot": 0.5, "gamma": 1.0, "linger": 0.0, "tau": 0.0, "overload": "queue"}
+"""One session stays on one instance, and a grant is 1,200 decode steps."""
+SWITCH_ROUNDS = 8
+ROW_S = 30.0
+
+
+@dataclass(slots=True)
+class ModelMeasured:
+    """Points in the form of ``talaria.profiles``; ratios are repetitions over their median."""
+
+    kv_tokens: int
+    context_tokens: int
+    prefill: list[PrefillPoint] = field(default_factory=list)
+    decode: list[DecodePoint] = field(default_factory=list)
+    prefill_ratios: list[float] = field(default_factory=list)
+    decode_ratios: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Measured:
+    models: dict[str, ModelMeasured] = field(default_factory=dict)
+    switches: list[records.SwitchRow] = field(default_factory=list)
+
+
+class Meter:
+    """One recording on an idle gateway. ``read`` has to run beside the measurements."""
+
+    def __init__(self, client: Client, stream: AsyncIterator[records.Record], vocabulary: dict[str, list[int]], repeats: int) -> None:
+        self._client, self._stream, self._repeats = client, stream, repeats
+        self._vocabulary = {model: np.array(ids, np.uint32) for model, ids in vocabulary.items()}
+        self._rows: dict[int, records.CallRow] = {}
+        self._news = asyncio.Condition()
+        self._draws = np.random.default_rng()
+        self.free_kv_tokens: dict[str, int] = {}
+        self.switches: list[records.SwitchRow] = []
+
+    async def read(self) -> None:
+        async for item in self._stream:
+            if isinstance(item, records.SwitchRow):
+                self.switches.append(item)
+            elif isinstance(item, records.DecisionLine):
+                self._decision(item.line)
+            elif isinstance(item, records.CallRow):
+                async with self._news:
+                    self._rows[item.call] = item
+                    self._news.notify_all()
+
+    def _decision(self, line: str) -> None:
+        if '"do":"observe"' not in line:
+            return
+        snapshot = CODEC.decode(json.loads(line)["args"])[0]
+        assert isinstance(snapshot, InstanceSnapshot)
+        for name, model in snapshot.models.items():
+            self.free_kv_tokens[name] = max(self.free_kv_tokens.get(name, 0), model.free_kv_tokens)
+
+    # --- what is measured ------------------------------------------------------------------------------------------
+
+    async def prefill(self, model: str, point: Prefill, into: ModelMeasured) -> None:
+        times_ms, tokens, cached = [], 0, 0
+        for _ in range(self._repeats):
+            prefix = self._drawn(model, point.cached)
+            if point.cached:
+                await self._call(model, prefix, 1)
+            row = (await self._call(model, np.concatenate([prefix, self._drawn(model, point.new)]), 1))[1]
+            tokens, cached = row.prompt_tokens, row.device_tokens
+            times_ms.append(1e3 * (row.first_token_s - row.admitted_s))
+        into.prefill.append(PrefillPoint(tokens=tokens, cached=cached, ms=median(times_ms)))
+        into.prefill_ratios += [each / median(times_ms) for each in times_ms]
+
+    async def decode(self, model: str, point: Decode, into: ModelMeasured) -> None:
+        """A batch so large that its first sequence ends before its last begins is left out."""
+        steps_ms = []
+        for _ in range(self._repeats):
+            seen: list[list[tuple[float, int]]] = [[] for _ in range(point.batch)]
+            calls = (self._call(model, self._drawn(model, point.context), DECODE_TOKENS, times) for times in seen)
+            await asyncio.gather(*calls)
+            if (seconds := step_s(seen)) is not None:
+                steps_ms.append(1e3 * seconds)
+        if not steps_ms:
+            return
+        into.decode.append(DecodePoint(batch=point.batch, context=point.context + DECODE_TOKENS // 2, ms=median(steps_ms)))
+        into.decode_ratios += [each / median(steps_ms) for each in steps_ms]
+
+    async def touch(self, model: str) -> None:
+        """A short call, so that the model is active afterwards."""
+        await self._call(model, self._drawn(model, 32), 2)
+
+    def _drawn(self, model: str, tokens: int) -> Ids:
+        return self._draws.choice(self._vocabulary[model], tokens)
+
+    async def _call(
+        self, model: str, prompt: Ids, output_tokens: int, times: list[tuple[float, int]] | None = None
+    ) -> tuple[Answer, records.CallRow]:
+        answer = await self._client.send("profile", completion_body(model, prompt, output_tokens), times)
+        if answer.outcome != "completed" or answer.number is None:
+            raise InputError(f"a call {answer.outcome}: {answer.why}", where=f"model {model}", fix="is the cluster idle and healthy?")
+        number = answer.number
+        async with asyncio.timeout(ROW_S), self._news:
+            await self._news.wait_for(lambda: number in self._rows)
+        return answer, self._rows.pop(number)
+
+
+def step_s(seen: Sequence[Sequence[tuple[float, int]]]) -> float | None:
+    """Seconds of a decode step from the times at which each sequence of a batch had how many tokens, while all of them decoded.
+
+    None if they never did.
+    """
+    begin_s = max(times[0][0] for times in seen)
+    end_s = min(times[-1][0] for times in seen)
+    steps, spans_s = 0.0, 0.0
+    for times in seen:
+        inside = [(at_s, tokens) for at_s, tokens in times if begin_s <= at_s <= end_s]
+        if len(inside) > 1:
+            steps += inside[-1][1] - inside[0][1]
+            spans_s += inside[-1][0] - inside[0][0]
+    return spans_s / steps if steps > 0 else None
+
+
+async def measure(
+    client: Client, models: dict[str, int | None], together: Sequence[Sequence[str]], max_running: int, most_tokens: int, repeats: int,
+    advance: Callable[[], None], total: Callable[[int], None],
+) -> Measured:  # fmt: skip
+    """Measure ``models`` (served name: longest prompt). ``together``: the models of each cold instance, between which it switches.
+
+    ``total`` is told how many measurements there are, ``advance`` is called after each.
+    """
+    vocabulary = {model: await client.vocabulary(model) for model in models}
+    async with client.records() as stream:
+        await client.admin("POST", "/admin/reset", {"router": ROUTER, "knobs": KNOBS, "session_prefill": True, "record": True})
+        meter = Meter(client, stream, vocabulary, repeats)
+        reader = asyncio.create_task(meter.read())
+        try:
+            return await _all(meter, models, together, max_running, most_tokens, advance, total)
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _all(
+    meter: Meter, models: dict[str, int | None], together: Sequence[Sequence[str]], max_running: int, most_tokens: int,
+    advance: Callable[[], None], total: Callable[[int], None],
+) -> Measured:  # fmt: skip
+    found, plans = Measured(), {}
+    for model, takes in models.items():
+        await meter.touch(model)
+        kv_tokens = meter.free_kv_tokens.get(model, 0) or most_tokens
+        longest = min(takes or most_tokens, most_tokens, kv_tokens)
+        plans[model] = prefill_points(longest), decode_points(longest, kv_tokens, max_running)
+        found.models[model] = ModelMeasured(kv_tokens, takes or longest)
+    pairs = max(together, key=len, default=())
+    total(sum(len(prefills) + len(decodes) for prefills, decodes in plans.values()) + (SWITCH_ROUNDS * len(pairs) if len(pairs) > 1 else 0))
+    for model, (prefills, decodes) in plans.items():
+        await meter.touch(model)
+        await meter.touch(model)
+        for prefill in prefills:
+            await meter.prefill(model, prefill, found.models[model])
+            advance()
+        for decode in decodes:
+            await meter.decode(model, decode, found.models[model])
+            advance()
+    meter.switches.clear()
+    for _ in range(SWITCH_ROUNDS if len(pairs) > 1 else 0):
+        for model in pairs:
+            await meter.touch(model)
+            advance()
+    found.switches = list(meter.switches)
+    return found

@@ -1,0 +1,145 @@
+"""From measurements to files: a profile in which every number says where it is from, and a scenario that simulates the cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from talaria.gpu.config import ClusterConfig
+from talaria.gpu.modelfiles import ModelFiles
+from talaria.gpu.profiling.measure import Measured, ModelMeasured
+from talaria.profiles.fit import fit_profile
+from talaria.profiles.points import ModelPoints, PointsFile
+from talaria.profiles.schema import ProfileFile
+
+MIB = 2**20
+RUNTIME_BYTES = 64 * MIB
+OUTPUT_TOKENS_PRIOR = 256.0
+MOST_CV = 0.5
+"""A repetition that was disturbed says nothing about the engine."""
+
+
+def profile(
+    measured: Measured, cluster: ClusterConfig, files: dict[str, ModelFiles], *, name: str, source: str, open_s: float | None,
+    gpu: str | None, hbm_bytes: int | None, base: str | None,
+) -> ProfileFile:  # fmt: skip
+    """``source`` says when and on what. ``open_s``: of one model, None where nobody saw an engine start. Raises InputError."""
+    tp = max(instance.tp for instance in cluster.instances)
+    models = {model: _model_points(found, files[model], cluster, model, tp, source, open_s) for model, found in measured.models.items()}
+    points = PointsFile(
+        schema="talaria.points/1", name=name, description=f"Measured on the cluster {cluster.name} by talaria-gpu profile.", source=source,
+        base=base, gpu=gpu or ("CPU" if base is None else None), hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
+        models=models,
+    )  # fmt: skip
+    return fit_profile(points, where="talaria-gpu profile")[0]
+
+
+def _quantity(value: Any, source: str, provenance: str = "measured") -> dict[str, Any]:
+    return {"value": value, "provenance": provenance, "source": source}
+
+
+def _model_points(
+    found: ModelMeasured, files: ModelFiles, cluster: ClusterConfig, model: str, tp: int, source: str, open_s: float | None
+) -> ModelPoints:
+    read = f"config.json and weights of {files.name}"
+    numbers: dict[str, Any] = {
+        "hub_id": files.name,
+        "family": cluster.models[model].family,
+        "tp": _quantity(tp, "the cluster file"),
+        "layers": _quantity(files.layers, read),
+        "weight_bytes": _quantity(max(1, files.weight_bytes // tp), read),
+        "kv_bytes_per_token": _quantity(_kv_per_rank(files, tp), read),
+        "context_limit_tokens": _quantity(found.context_tokens, "the engine"),
+        "output_tokens_prior": _quantity(OUTPUT_TOKENS_PRIOR, "before any answer was seen", "assumed"),
+        "open_s": _quantity(round(open_s, 3), f"start of the engines, {source}") if open_s else _quantity(60.0, "not measured", "assumed"),
+    }
+    if cluster.models[model].family == "recurrent":
+        for field in ("state_bytes", "checkpoint_tokens"):
+            numbers[field] = _quantity(1, "not measured", "assumed")
+    return ModelPoints(prefill=tuple(found.prefill), decode=tuple(found.decode), numbers=numbers)
+
+
+def _kv_per_rank(files: ModelFiles, tp: int) -> int:
+    return max(1, files.kv_bytes_per_token // (1 if files.latent else tp))
+
+
+def _hardware(
+    measured: Measured, cluster: ClusterConfig, files: dict[str, ModelFiles], tp: int, source: str, hbm_bytes: int | None, base: str | None
+) -> dict[str, Any]:
+    """Everything without a base; over a base only what was measured."""
+    found = {"tp": _quantity(tp, "the cluster file"), "page_tokens": _quantity(cluster.engine.page_tokens, "the cluster file")}
+    found |= _switching(measured, files, tp, source)
+    for field, ratios in (("prefill_cv", "prefill_ratios"), ("decode_cv", "decode_ratios")):
+        spread = [ratio for model in measured.models.values() for ratio in getattr(model, ratios)]
+        found[field] = _quantity(_cv(spread), f"repetitions, {source}")
+    return found if base is not None else {**_assumed(measured, files, tp, hbm_bytes), **found}
+
+
+def _switching(measured: Measured, files: dict[str, ModelFiles], tp: int, source: str) -> dict[str, Any]:
+    """The phases of SPEC §5.4: the second moves the weights, the others are fixed. Nothing where no switch was seen."""
+    rows = [row for row in measured.switches if row.source is not None]
+    if not rows:
+        return {}
+    text = f"{len(rows)} switches, {source}"
+    phases = [median(row.phases_s[index] for row in rows) for index in range(5)]
+    moved = fmean(files[row.target].weight_bytes / tp for row in rows)
+    rate = moved / max(phases[1], 1e-6)
+    names = ("save_phase_s", "shell_phase_s", "backend_phase_s", "publish_phase_s")
+    fixed = {name: _quantity(round(seconds, 6), text) for name, seconds in zip(names, (phases[0], *phases[2:]), strict=True)}
+    middle = {target: median(sum(row.phases_s) for row in rows if row.target == target) for target in {row.target for row in rows}}
+    totals = [sum(row.phases_s) / max(middle[row.target], 1e-9) for row in rows]
+    return {
+        **fixed, "h2d_bytes_per_s": _quantity(rate, text), "d2d_bytes_per_s": _quantity(2.0 * rate, "nothing is staged", "assumed"),
+        "d2h_bytes_per_s": _quantity(rate, "as h2d", "assumed"), "staging_bytes_per_s": _quantity(rate, "nothing is staged", "assumed"),
+        "restore_bytes_per_s": _quantity(rate, "nothing is restored", "assumed"), "switch_cv": _quantity(_cv(totals), text),
+    }  # fmt: skip
+
+
+def _assumed(measured: Measured, files: dict[str, ModelFiles], tp: int, hbm_bytes: int | None) -> dict[str, Any]:
+    """A machine around the engines' own KV pools: simulated pools are as large as the largest real one needs."""
+    need = max(
+        files[model].weight_bytes // tp + found.kv_tokens * _kv_per_rank(files[model], tp) for model, found in measured.models.items()
+    )
+    bump = need + RUNTIME_BYTES
+    hbm = max(hbm_bytes or 0, int(bump / 0.8))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = "so that the KV pools are those of the engines"
+    return {
+        name: _quantity(value, text if "bytes" in name or "fraction" in name else "without a base profile", "assumed")
+        for name, value in {
+            "hbm_bytes": hbm, "device_cap_bytes": int(0.97 * hbm), "bump_fraction": bump / hbm, "runtime_bytes": RUNTIME_BYTES,
+            "residue_bytes": MIB, "host_weight_bytes": memory, "host_kv_bytes": max(1, memory // 4), "h2d_bytes_per_s": 1e10,
+            "d2d_bytes_per_s": 2e10, "d2h_bytes_per_s": 1e10, "staging_bytes_per_s": 1e10, "restore_bytes_per_s": 1e10,
+            "contention_factor": 1.0, "restore_base_s": 0.0, "save_phase_s": 0.0, "shell_phase_s": 0.0, "backend_phase_s": 0.0,
+            "publish_phase_s": 0.0, "chunk_bytes": MIB, "prefill_cv": 0.0, "decode_cv": 0.0, "switch_cv": 0.0, "rank_spread_cv": 0.0,
+        }.items()
+    }  # fmt: skip
+
+
+def _cv(ratios: list[float]) -> float:
+    return round(min(MOST_CV, pstdev(ratios) if len(ratios) > 1 else 0.0), 4)
+
+
+def scenario(cluster: ClusterConfig, profile_path: Path, gap_cap_s: float) -> dict[str, Any]:
+    """The same cluster, simulated: the engines' capabilities, the cluster's knobs. The work is replaced by ``--trace``."""
+    models = list(cluster.models)
+    return {
+        "schema": "talaria.scenario/1",
+        "name": cluster.name,
+        "about": f"The cluster {cluster.name} as talaria-gpu profile measured it: no host KV registry, no staging.",
+        "profile": str(profile_path.absolute()),
+        "models": models,
+        "instances": [
+            {
+                "count": 1, "pool": item.pool, "models": list(item.models), "opened": list(item.models),
+                "max_resident_models": item.max_resident_models, "max_running": item.max_running, "inflight_kv": "recompute",
+                "hkvr": False, "staging": False,
+            }
+            for item in cluster.instances
+        ],
+        "workload": {"preset": "quickstart", "models": models},
+        "gap_cap_s": gap_cap_s,
+        "knobs": dict(cluster.policy.knobs),
+    }  # fmt: skip
