@@ -87,13 +87,17 @@ class Pricer:
         self._features = np.empty(FEATURES)
         self._feature_rows = self._features.reshape(FEATURES, 1)
         self._product = np.empty((FEATURES, 2 * len(fleet.ids)))
+        self._priced: tuple[Arrival, Costs] | None = None
+        """The last answer: an explanation asks for it once per instance."""
 
     def arrival(self, call: Call, now_s: float) -> Arrival:
         """``call`` at ``now_s`` with everything that its prices depend on."""
         return Arrival(call, now_s, self._demand(call), self._held_prefixes(call))
 
     def costs(self, arrival: Arrival, columns: ModelColumns) -> Costs:
-        """The call's price on every instance; meaningless where the model is not served."""
+        """The call's price on every instance; meaningless where the model is not served. An arrival is priced at one moment."""
+        if self._priced is not None and self._priced[0] is arrival:
+            return self._priced[1]
         waits_s: Vector = np.maximum(columns.slot_at_s - arrival.now_s, 0.0)
         waits_s += columns.queued_s
         cost_s, round_s = self._prices(columns, arrival.demand, waits_s)
@@ -101,7 +105,9 @@ class Pricer:
             if self._fleet.serves(i, arrival.call.key.model):
                 terms = self.terms(arrival, i)
                 cost_s[i], round_s[i] = terms.cost_s, terms.round_s
-        return Costs(waits_s, cost_s, round_s)
+        costs = Costs(waits_s, cost_s, round_s)
+        self._priced = arrival, costs
+        return costs
 
     def _demand(self, call: Call) -> Demand:
         """``call`` in the policy's numbers. Up to a page is never reused: it is suffix (``Timing.page_tokens``)."""
