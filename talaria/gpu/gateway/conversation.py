@@ -186,8 +186,5 @@ def _encode(value: Any) -> bytes:
 
 def _hash(seed: bytes, *parts: bytes) -> bytes:
     """Lengths belong to the hash: two parts are never one."""
-    digest = blake2b(seed, digest_size=HASH_BYTES)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+    lengths = b",".join([b"%d" % len(part) for part in parts])
+    return blake2b(b"".join((seed, lengths, b":", *parts)), digest_size=HASH_BYTES).digest()

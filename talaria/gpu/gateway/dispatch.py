@@ -179,7 +179,7 @@ class Dispatcher:
         self.accepted += 1
         self.in_flight += 1
         self._of_tenant[tenant.name] += 1
-        self.metrics.accepted.labels(model).inc()
+        self.metrics.accepted(model).inc()
         return live
 
     def check_limits(self, tenant: Tenant) -> None:
@@ -209,7 +209,7 @@ class Dispatcher:
         live.routed, live.placed_s = decision, now
         live.same_instance = live.begun.line.served_by == decision.instance
         self._attempts[live.call.id] = live
-        self.metrics.placed.labels(decision.instance, decision.reason).inc()
+        self.metrics.placed(decision.instance, decision.reason).inc()
         return self.instances[decision.instance]
 
     def submission(self, live: LiveCall, instance: InstanceState) -> str:
@@ -274,14 +274,14 @@ class Dispatcher:
         self.book.ended(live.begun)
         outcome, model, word = live.outcome, live.call.key.model, live.word
         self.outcomes[outcome] += 1
-        self.metrics.ended.labels(model, outcome).inc()
+        self.metrics.ended(model, outcome).inc()
         if word is not None:
-            self.metrics.prompt_tokens.labels(model).inc(word.prompt_tokens)
-            self.metrics.cached_tokens.labels(model, "device").inc(word.device_tokens)
-            self.metrics.cached_tokens.labels(model, "host").inc(word.host_tokens)
-            self.metrics.output_tokens.labels(model).inc(word.output_tokens)
+            self.metrics.prompt_tokens(model).inc(word.prompt_tokens)
+            self.metrics.cached_tokens(model, "device").inc(word.device_tokens)
+            self.metrics.cached_tokens(model, "host").inc(word.host_tokens)
+            self.metrics.output_tokens(model).inc(word.output_tokens)
             if word.first_token_s >= 0.0:
-                self.metrics.ttft_s.labels(model).observe(max(0.0, word.first_token_s - live.call.enqueued_s))
+                self.metrics.ttft_s(model).observe(max(0.0, word.first_token_s - live.call.enqueued_s))
         if self.recording is not None:
             self.recording.add(_row(live))
         if _log.isEnabledFor(logging.INFO):
@@ -398,7 +398,7 @@ class Dispatcher:
             case wire.AgentHello():
                 self._greeted(instance, message)
             case wire.Switched():
-                self.metrics.switches.labels(agent.name, message.path).inc()
+                self.metrics.switches(agent.name, message.path).inc()
                 self._record(records.SwitchRow(agent.name, **msgspec.structs.asdict(message)))
             case wire.RoundClosed(body):
                 if self.recording is not None:
@@ -433,7 +433,7 @@ class Dispatcher:
     def _bar(self, instance: InstanceState) -> None:
         instance.barred = True
         self._router.heartbeat(instance.agent.name, False, now_s())
-        self.metrics.up.labels(instance.agent.name).set(0)
+        self.metrics.up(instance.agent.name).set(0)
 
     def _beat(self, instance: InstanceState, healthy: bool) -> None:
         """Alive, and its last snapshot still holds: which is telemetry, where we had barred it meanwhile."""
@@ -452,7 +452,7 @@ class Dispatcher:
             instance.taken_over = True
             self._take_over(instance, snapshot, now)
         instance.ready.set()
-        self.metrics.up.labels(name).set(int(instance.healthy))
+        self.metrics.up(name).set(int(instance.healthy))
         self._arm()
 
     def _take_over(self, instance: InstanceState, snapshot: InstanceSnapshot, now: float) -> None:

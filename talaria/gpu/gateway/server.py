@@ -69,7 +69,7 @@ class GatewayServer:
             return self._refused(endpoint, Problem(500, "the gateway failed; its log says why"), {})
 
     def _refused(self, endpoint: Endpoint, problem: Problem, headers: Mapping[str, str]) -> web.Response:
-        self._dispatcher.metrics.refused.labels(str(problem.status)).inc()
+        self._dispatcher.metrics.refused(str(problem.status)).inc()
         body = endpoint.error_body(problem)
         return web.Response(status=problem.status, body=body, content_type="application/json", headers={**problem.headers, **headers})
 
