@@ -26,7 +26,7 @@ from talaria.policy.snapshot import ABSENT, Capabilities, InstanceSnapshot
 from talaria.policy.values import value
 
 
-@value
+@value(frozen=True, slots=True)
 class Routed:
     """A placement. ``cost_s`` = ``request_s`` + ``kv_s`` + ``activate_s`` (Eq. 1), as predicted when it was made.
 

@@ -16,7 +16,7 @@ class LineKey(NamedTuple):
     line: str
 
 
-@value
+@value(frozen=True, slots=True)
 class Call:
     """One model call of an agent session.
 

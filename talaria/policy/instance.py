@@ -36,26 +36,26 @@ class Instance(Protocol):
 # --- what happened ------------------------------------------------------------------------------------------------
 
 
-@value
+@value(frozen=True, slots=True)
 class Arrived:
     call: Call
 
 
-@value
+@value(frozen=True, slots=True)
 class Cancelled:
     """The client went away. The host has already taken the call out of the view."""
 
     call_id: int
 
 
-@value
+@value(frozen=True, slots=True)
 class FirstToken:
     """Prefill of one call of a P or SP batch is done; it decodes from now on."""
 
     call_id: int
 
 
-@value
+@value(frozen=True, slots=True)
 class SegmentEnded:
     """``reason``: ``finished`` (end of sequence or limit), ``grant`` (more to come, now held), ``stopped``."""
 
@@ -64,7 +64,7 @@ class SegmentEnded:
     reason: str
 
 
-@value
+@value(frozen=True, slots=True)
 class Rejected:
     """The engine could not take a forwarded call (no KV, ...); it waits again in the view, unless ``final``."""
 
@@ -73,7 +73,7 @@ class Rejected:
     final: bool = False
 
 
-@value
+@value(frozen=True, slots=True)
 class RestoredShort:
     """Fewer tokens than promised were restored from the host; the rest is being recomputed."""
 
@@ -81,14 +81,14 @@ class RestoredShort:
     tokens: int
 
 
-@value
+@value(frozen=True, slots=True)
 class StageProgress:
     model: str
     coverage: float
     dirty: float
 
 
-@value
+@value(frozen=True, slots=True)
 class SwitchDone:
     """Phases in seconds (SPEC §5.4), slowest rank; ``path``: ``d2d``, ``partial``, ``h2d`` or ``open``."""
 
@@ -97,29 +97,29 @@ class SwitchDone:
     path: str
 
 
-@value
+@value(frozen=True, slots=True)
 class SwitchFailed:
     model: str
     why: str
 
 
-@value
+@value(frozen=True, slots=True)
 class EngineDown:
     rank: int
 
 
-@value
+@value(frozen=True, slots=True)
 class EngineUp:
     pass
 
 
-@value
+@value(frozen=True, slots=True)
 class LeaseChanged:
     key: LineKey
     expires_s: float | None
 
 
-@value
+@value(frozen=True, slots=True)
 class Tick:
     """A time asked for by ``Wait`` has come."""
 
@@ -185,7 +185,7 @@ class EngineView:
 # --- what to do --------------------------------------------------------------------------------------------------
 
 
-@value
+@value(frozen=True, slots=True)
 class Admit:
     """Forward these calls as one batch; each decodes at most its grant. ``phase``: ``P`` or ``SP``."""
 
@@ -194,21 +194,21 @@ class Admit:
     """(call id, grant_steps)"""
 
 
-@value
+@value(frozen=True, slots=True)
 class Resume:
     """Continue in-flight calls of the active model."""
 
     batch: tuple[tuple[int, int], ...]
 
 
-@value
+@value(frozen=True, slots=True)
 class Stop:
     """End running segments early; each answers with ``SegmentEnded(reason="stopped")``."""
 
     call_ids: tuple[int, ...]
 
 
-@value
+@value(frozen=True, slots=True)
 class Stage:
     """Copy ``model``'s weights into the clean tail of the KV region, at ``rate`` (share of the link, 0..1)."""
 
@@ -216,40 +216,40 @@ class Stage:
     rate: float = 1.0
 
 
-@value
+@value(frozen=True, slots=True)
 class Unstage:
     model: str
 
 
-@value
+@value(frozen=True, slots=True)
 class Switch:
     """Make a parked model active."""
 
     model: str
 
 
-@value
+@value(frozen=True, slots=True)
 class Open:
     """Make an absent model active; ``Close`` comes first where the instance has no room for one more."""
 
     model: str
 
 
-@value
+@value(frozen=True, slots=True)
 class Close:
     """Make a parked model absent."""
 
     model: str
 
 
-@value
+@value(frozen=True, slots=True)
 class Wait:
     """Nothing to do before ``until_s`` (None: before the next event)."""
 
     until_s: float | None
 
 
-@value
+@value(frozen=True, slots=True)
 class SlotSummary:
     """One model's turn, predicted and actual, in seconds (SPEC §4.2). Work sums feed the EWMA profiles."""
 
@@ -278,7 +278,7 @@ class SlotSummary:
     """Calls admitted alone that would exceed the budget of a slot without anything else in it."""
 
 
-@value
+@value(frozen=True, slots=True)
 class RoundSummary:
     """One pass over the models with work: wall = active + switch, exactly (SPEC §6)."""
 
@@ -296,7 +296,7 @@ class RoundSummary:
     """No division of the round meets T_TPOT and the bound together (Eq. 4)."""
 
 
-@value
+@value(frozen=True, slots=True)
 class Report:
     """A round is over; the host publishes and records it."""
 

@@ -16,7 +16,7 @@ from talaria.policy.overlay import Overlay
 from talaria.policy.values import value
 
 
-@value
+@value(frozen=True, slots=True)
 class Lease:
     """``prefix_tokens`` of ``key``'s line are reserved on ``instance`` while now < ``expires_s``."""
 

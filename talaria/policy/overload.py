@@ -14,7 +14,7 @@ from talaria.policy.calls import Call
 from talaria.policy.values import value
 
 
-@value
+@value(frozen=True, slots=True)
 class Overloaded:
     """``action``: ``queue`` (the router keeps the call; ``poll`` answers later) or ``shed`` (final). ``reason`` in words."""
 

@@ -21,7 +21,7 @@ MAX_HOLDERS = 4
 """Instances remembered per line, newest first: older copies have long been evicted when a line has moved so often."""
 
 
-@value
+@value(frozen=True, slots=True)
 class Usage:
     """What a response says it used, in tokens. ``cached_tokens`` of ``prompt_tokens`` were not recomputed."""
 

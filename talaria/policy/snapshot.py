@@ -39,7 +39,7 @@ HOST: Final = Tier.HOST
 MISSING: Final = Tier.MISSING
 
 
-@value
+@value(frozen=True, slots=True)
 class Capabilities:
     """What an instance can do; its scheduler and the router are told nothing else about its kind."""
 
@@ -53,7 +53,7 @@ class Capabilities:
     max_resident_models: int = 8
 
 
-@value
+@value(frozen=True, slots=True)
 class LineState:
     """The cached prefix of one line: agreed tokens, and where the first of them that is not on the device lives."""
 
@@ -62,7 +62,7 @@ class LineState:
     last_use_s: float
 
 
-@value
+@value(frozen=True, slots=True)
 class ModelSnapshot:
     """One model on one instance. ``next_slot_s`` counts from the snapshot's time and holds no switch cost."""
 
@@ -81,7 +81,7 @@ class ModelSnapshot:
     timing: Timing
 
 
-@value
+@value(frozen=True, slots=True)
 class InstanceSnapshot:
     """One instance at ``time_s``. ``seen_seq`` is the last submission this snapshot accounts for (SPEC §3.5)."""
 

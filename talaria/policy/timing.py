@@ -9,7 +9,7 @@ from __future__ import annotations
 from talaria.policy.values import value
 
 
-@value
+@value(frozen=True, slots=True)
 class Timing:
     """Seconds for the work of one model on one TP group. Tokens are per call, bandwidths are folded into slopes.
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from talaria.policy.values import value
 
 
-@value
+@value(frozen=True, slots=True)
 class TraceCall:
     """One recorded or generated model call of a session.
 
@@ -33,7 +33,7 @@ class TraceCall:
     blocks: tuple[int, ...] = ()
 
 
-@value
+@value(frozen=True, slots=True)
 class Session:
     """One user task. ``start_s`` is its recorded start (0-based), ``None`` where the trace has no times."""
 
