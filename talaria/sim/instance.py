@@ -79,6 +79,8 @@ class SimInstance:
         self._host = host
         self._log = log
         self._watched = watched
+        self._staged: ModelView | None = None
+        """The model whose weights are being staged."""
         self._switching_to: str | None = None
         self._phase: tuple[str, float, str | None] = ("idle", 0.0, None)
         """The phase under way, since when, and of which model; followed only where somebody watches."""
@@ -208,7 +210,8 @@ class SimInstance:
                     self._look_at_waiting()
                 if view.active is not None and (model := view.models[view.active]).waiting:
                     model.free_kv_tokens = self.memory.free_tokens()
-                self._show_coverage(now_s)
+                if self._staged is not None:  # what the scheduler's switch estimates rest on (SPEC §4.2)
+                    self._staged.coverage = self.memory.staged(now_s)[1]
                 commands = self._scheduler.step(event, view, now_s)
                 if self._log is not None:
                     self._log(self.id, event, view, now_s, commands)
@@ -399,6 +402,7 @@ class SimInstance:
         self._host.footprint_peaks(self)
         held = [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else []
         plan = self.memory.plan_switch(source, target, held, self._ground.timing[target].open_s, now_s)
+        self._staged = None
         factor = self._ground.switch_factor()
         moved_s = plan.move_s * self._ground.rank_factor()
         p1, p3, p4, p5 = plan.fixed_s
@@ -438,14 +442,9 @@ class SimInstance:
         model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
         model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
 
-    def _show_coverage(self, now_s: float) -> None:
-        """How much of the staged model's weights is clean by now: what the scheduler's switch estimates rest on (SPEC §4.2)."""
-        staged, share = self.memory.staged(now_s)
-        if staged is not None:
-            self.view.models[staged].coverage = share
-
     def _show_staged(self, target: str | None) -> None:
         """Of the parked models only ``target`` is staged from now on (SPEC §5.6); nothing of it is there yet."""
+        self._staged = self.view.models[target] if target is not None else None
         for name, model in self.view.models.items():
             if model.residency is PARKED or model.residency is STAGED:
                 model.residency = STAGED if name == target else PARKED
