@@ -77,7 +77,7 @@ class Engine:
     async def segment(self, run: Run, tokens: int) -> AsyncGenerator[None, None]:
         """Run at most ``tokens`` more tokens, yielding after each."""
         self.running[run.id] = run
-        size = run.prompt_tokens + len(run.output) + tokens
+        size = min(run.prompt_tokens + len(run.output) + tokens, run.prompt_tokens + run.limit)
         try:
             await self._enter(size)
             try:
