@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from array import array
@@ -124,6 +125,12 @@ def test_the_first_model_serves_and_says_what_it_can(pair: Pair) -> None:
         limits = pair.group.limits(name)
         assert (limits.model, limits.page_tokens, limits.kv_tokens, limits.max_running) == (name, 16, KV_TOKENS, 16)
         assert limits.context_tokens == 32768
+
+
+def test_no_key_is_left_in_the_log(pair: Pair, cpu_engine: config.Engine) -> None:
+    for name in pair.group.engines:
+        log = (Path(cpu_engine.log_dir) / f"g0-{name}.log").read_text()
+        assert re.search(r"'admin_api_key': '\*+'", log)
 
 
 def test_ten_switches_there_and_back_change_no_output(pair: Pair) -> None:

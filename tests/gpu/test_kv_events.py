@@ -144,6 +144,18 @@ def test_what_cannot_be_had_again_empties_the_mirror(tmp_path: Path) -> None:
     assert follow(tmp_path, scene).device_tokens(chain(40)) == 4
 
 
+def test_what_cannot_be_read_empties_the_mirror(tmp_path: Path) -> None:
+    pages = chain(40).hashes
+
+    async def scene(publisher: Publisher, mirror: KvMirror) -> None:
+        await publisher.send(stored(*pages[:5]))
+        await publisher.send({"type": "BlockMoved", "block_hashes": pages[:5]})
+        await publisher.send(stored(*pages[:2]))
+        await until(lambda: mirror.version == 3)
+
+    assert follow(tmp_path, scene).device_tokens(chain(40)) == 8
+
+
 def test_after_our_flush_events_from_before_it_count_for_nothing() -> None:
     mirror, pages = KvMirror(4), chain(40).hashes
     mirror.stored(pages)

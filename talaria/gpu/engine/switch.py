@@ -16,8 +16,8 @@ class SwitchTimes:
     started_s: float
     """``time.monotonic()``."""
     phases_s: tuple[float, float, float, float, float]
-    """Teardown of the source, then weights, KV pool, graphs and publishing of the target: as its server answers, which waits for the
-    slowest rank. An open counts as weights."""
+    """Teardown of the source, then weights, KV pool, graphs and publishing of the target, between answers of their servers: by the first
+    rank's clock, which has waited for the slowest one wherever SGLang has a barrier (weights). An open counts as weights."""
     path: str
     """``h2d``, or ``open`` where the target had no process."""
 

@@ -104,7 +104,13 @@ class KvEvents:
         if number < self._next:
             return
         self._next = number + 1
-        for event in _decoder.decode(body).events:
+        try:
+            events = _decoder.decode(body).events
+        except msgspec.MsgspecError as error:  # it may have said that pages are gone
+            _log.warning("KV events %d cannot be read, so the mirror starts over: %s", number, error)
+            self._mirror.cleared()
+            return
+        for event in events:
             if isinstance(event, AllBlocksCleared):
                 self._mirror.cleared()
             elif event.medium in _DEVICE:
