@@ -174,6 +174,14 @@ def version() -> str:
     return str(sglang.__version__)
 
 
+def parsers() -> dict[str, list[str]]:
+    """Names that ``--tool-call-parser`` and ``--reasoning-parser`` take."""
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    return {"tool_parser": sorted(FunctionCallParser.ToolCallParserEnum), "reasoning_parser": sorted(ReasoningParser.DetectorMap)}
+
+
 def is_generation(request: Any) -> bool:
     from sglang.srt.managers.io_struct import GenerateReqInput
 

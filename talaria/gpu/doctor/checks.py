@@ -1,0 +1,221 @@
+"""Everything that would keep a cluster from running here, each with how to mend it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from talaria.errors import InputError
+from talaria.gpu import modelfiles
+from talaria.gpu.config import ClusterConfig, Instance, Secret
+from talaria.gpu.doctor.engine import EngineFacts
+from talaria.gpu.doctor.machine import Gpu, port_is_free
+from talaria.gpu.modelfiles import ModelFiles
+from talaria.profiles import load as load_profile
+
+GIB = 2**30
+RUNTIME_SHARE = 0.1
+"""Of a GPU's memory that weights and KV cannot have: activations, workspaces, graphs."""
+FULL_SHARE = 0.9
+USED_BYTES = GIB
+"""What others may use of a GPU before it is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the checks look at; tests make one up."""
+
+    gpus: Sequence[Gpu]
+    memory_bytes: int
+    engine: EngineFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Literal["ok", "warn", "fail"]
+    check: str
+    what: str
+    fix: str = ""
+
+
+def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
+    """In the order in which somebody would mend them. Instances with ``url`` are their own host's business."""
+    here = [item for item in cluster.instances if item.url is None]
+    files: dict[str, ModelFiles] = {}
+    findings = [*_engine(machine.engine), *_models(cluster, here, files), *_parsers(cluster, machine.engine)]
+    findings += [*_gpus(here, machine), *_fit(cluster, here, files, machine), *_host_memory(here, files, machine)]
+    return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
+
+
+def _engine(engine: EngineFacts) -> Iterator[Finding]:
+    if engine.error:
+        fix = "install it there: pip install 'talaria[gpu]', or name another engine.python"
+        yield Finding("fail", "engine", f"{engine.python}: {engine.error}", fix)
+    elif engine.version != engine.tested:
+        yield Finding("warn", "engine", f"SGLang {engine.version}; tested with {engine.tested}", f"pip install sglang=={engine.tested}")
+    else:
+        yield Finding("ok", "engine", f"SGLang {engine.version}, all seams as expected")
+
+
+def _models(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, ModelFiles]) -> Iterator[Finding]:
+    for name in {name: None for item in here for name in item.models}:
+        try:
+            files[name] = found = modelfiles.read(cluster.models[name].path, f"models.{name}")
+        except InputError as error:
+            yield Finding("fail", f"model {name}", error.what, error.fix)
+            continue
+        if found.weight_bytes <= 1:
+            yield Finding("warn", f"model {name}", "no weights beside config.json", "download the model completely")
+        else:
+            size = f"{found.weight_bytes / GIB:.1f} GiB of weights, {found.layers} layers, {found.kv_bytes_per_token:,} bytes of KV a token"
+            yield Finding("ok", f"model {name}", size)
+
+
+def _parsers(cluster: ClusterConfig, engine: EngineFacts) -> Iterator[Finding]:
+    if engine.error:
+        return
+    known = {"tool_parser": engine.tool_parsers, "reasoning_parser": engine.reasoning_parsers}
+    wrong = [
+        (name, field, value)
+        for name, model in cluster.models.items()
+        for field in known
+        if (value := getattr(model, field)) is not None and value not in known[field]
+    ]
+    for name, field, value in wrong:
+        yield Finding("fail", f"model {name}", f"{field} {value!r} is unknown to SGLang", f"one of {', '.join(known[field])}")
+    if not wrong:
+        yield Finding("ok", "parsers", "all named parsers are known")
+
+
+def _gpus(here: Sequence[Instance], machine: Machine) -> Iterator[Finding]:
+    known = {gpu.number: gpu for gpu in machine.gpus}
+    owner: dict[int, str] = {}
+    for item in here:
+        if not item.gpus:
+            level: Literal["ok", "warn"] = "warn" if machine.gpus else "ok"
+            yield Finding(level, f"instance {item.name}", "runs on the CPU", "name its gpus" if machine.gpus else "")
+            continue
+        missing = [number for number in item.gpus if number not in known]
+        if missing:
+            there = f"this machine has {', '.join(map(str, known))}" if known else "nvidia-smi finds none here"
+            yield Finding("fail", f"instance {item.name}", f"no GPU {missing[0]}", f"{there}; mend instances[].gpus or the driver")
+            continue
+        for number in item.gpus:
+            if number in owner:
+                yield Finding("fail", f"instance {item.name}", f"GPU {number} is also {owner[number]}'s", "give each GPU to one instance")
+            owner[number] = item.name
+            if known[number].used_bytes > USED_BYTES:
+                used = f"GPU {number} already holds {known[number].used_bytes / GIB:.1f} GiB"
+                yield Finding("warn", f"instance {item.name}", used, "stop what runs there")
+        names = {known[number].name for number in item.gpus}
+        if len(names) > 1:
+            yield Finding("warn", f"instance {item.name}", f"different GPUs: {', '.join(sorted(names))}", "use equal ones in a group")
+        yield Finding("ok", f"instance {item.name}", f"{len(item.gpus)} × {min(names)}, driver {known[item.gpus[0]].driver}")
+
+
+def _fit(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, ModelFiles], machine: Machine) -> Iterator[Finding]:
+    """What the active model and the residue of the idle ones need of each GPU."""
+    known = {gpu.number: gpu for gpu in machine.gpus}
+    residue = _residue_bytes(cluster)
+    for item in here:
+        models = [name for name in item.models if name in files]
+        total = min((known[number].memory_bytes for number in item.gpus if number in known), default=0)
+        if not models or not total:
+            continue
+        largest = max(models, key=lambda name: files[name].weight_bytes)
+        weights = files[largest].weight_bytes / item.tp
+        idle = min(len(item.models), item.max_resident_models) - 1
+        free = total * (1.0 - RUNTIME_SHARE) - weights - idle * residue
+        most = 1 + max(0, int((total * (1.0 - RUNTIME_SHARE) - weights) // residue))
+        where, per_gpu = f"instance {item.name}", f"{largest} takes {weights / GIB:.1f} of {total / GIB:.1f} GiB a GPU"
+        if free <= 0:
+            text = f"{per_gpu}, and each of {idle} idle models leaves {residue / GIB:.1f} GiB"
+            yield Finding("fail", where, text, f"at most {most} models open here: lower max_resident_models, or use more GPUs")
+            continue
+        tokens = int(free / max(1.0, files[largest].kv_bytes_per_token / (1 if files[largest].latent else item.tp)))
+        yield Finding("ok", where, f"{per_gpu}; about {tokens:,} tokens of KV beside {idle} idle models (at most {most} fit)")
+        if len(item.models) > 1:
+            for name in models:
+                if cluster.models[name].kv_tokens is None:
+                    text = f"{name} shares the group and does not say kv_tokens: its engine takes all memory that is free when it starts"
+                    yield Finding("warn", where, text, f"state models.{name}.kv_tokens")
+
+
+def _residue_bytes(cluster: ClusterConfig) -> int:
+    """What every opened model keeps on each GPU, from the profile; else what was seen of large models."""
+    if cluster.policy.profile is not None:
+        try:
+            return load_profile(cluster.policy.profile).hardware.residue_bytes
+        except InputError:
+            pass  # said by the check of the profile
+    return load_profile("paper-tp8").hardware.residue_bytes
+
+
+def _host_memory(here: Sequence[Instance], files: dict[str, ModelFiles], machine: Machine) -> Iterator[Finding]:
+    """Idle models keep their weights in host memory, each instance its own image."""
+    images = sum(files[name].weight_bytes for item in here for name in item.models if name in files and len(item.models) > 1)
+    text = f"{images / GIB:.1f} GiB of weight images in {machine.memory_bytes / GIB:.0f} GiB of host memory"
+    if images > machine.memory_bytes:
+        yield Finding("fail", "host memory", text, "serve fewer models here, or add memory")
+    elif images > FULL_SHARE * machine.memory_bytes:
+        yield Finding("warn", "host memory", text, "little is left for the operating system and a host KV registry")
+    else:
+        left = machine.memory_bytes - images
+        yield Finding("ok", "host memory", f"{text}; {left / GIB:.0f} GiB left for a host KV registry and the system")
+
+
+def _profile(cluster: ClusterConfig) -> Iterator[Finding]:
+    name = cluster.policy.profile
+    if name is None:
+        text = "no policy.profile: policies begin with orders of magnitude and learn from rounds"
+        yield Finding("warn", "profile", text, "measure one: talaria-gpu profile CLUSTER -o FILE")
+        return
+    try:
+        profile = load_profile(name)
+        for model, settings in cluster.models.items():
+            profile.model(settings.profile_model or model)
+    except InputError as error:
+        yield Finding("fail", "profile", str(error), "name models as the profile does with models.NAME.profile_model")
+        return
+    yield Finding("ok", "profile", f"{profile.name} ({profile.hash}) knows all models")
+
+
+def _keys(cluster: ClusterConfig) -> Iterator[Finding]:
+    secrets: list[tuple[str, Secret]] = [(f"gateway.keys: {key.name}", key.key) for key in cluster.gateway.keys]
+    if cluster.gateway.admin_key is not None:
+        secrets.append(("gateway.admin_key", cluster.gateway.admin_key))
+    secrets += [(f"instances: {item.name}: key", item.key) for item in cluster.instances if item.key is not None]
+    wrong = 0
+    for where, secret in secrets:
+        if secret.value is not None:
+            yield Finding("warn", where, "stands in the file", "keep it in an environment variable: {env: NAME}")
+            continue
+        try:
+            secret.read(where)
+        except InputError as error:
+            wrong += 1
+            yield Finding("fail", where, error.what, error.fix)
+    if cluster.gateway.admin_key is None:
+        yield Finding("warn", "gateway.admin_key", "is not set: no drain, reload, reset or recording", "add admin_key: {env: NAME}")
+    if not wrong:
+        yield Finding("ok", "keys", f"{len(secrets)} keys are set")
+
+
+def _ports(cluster: ClusterConfig, here: Sequence[Instance]) -> Iterator[Finding]:
+    asked = [("gateway", cluster.gateway.host, cluster.gateway.port), *((f"instance {item.name}", item.host, item.port) for item in here)]
+    for where, host, port in asked:
+        if port and not port_is_free(host, port):
+            yield Finding("fail", where, f"{host}:{port} cannot be listened on", "stop what runs there, or choose another port")
+        elif port:
+            yield Finding("ok", where, f"{host}:{port} is free")
+
+
+def _clock(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Only several hosts have to agree; that they do the gateway says once they talk."""
+    if any(item.url is not None for item in cluster.instances):
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        yield Finding("warn", "clock", f"it is {now} here; hosts must keep the same time", "run a time daemon on all of them")
+    else:
+        yield Finding("ok", "clock", "one host")
