@@ -7,7 +7,6 @@ ranks agree on can be restored (SPEC §5.2).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from talaria.substrate.agreement import RankAgreement
@@ -34,24 +33,22 @@ class Hold(NamedTuple):
     path: tuple[Step, ...]
 
 
-@dataclass(slots=True, eq=False)
 class HostEntry(Entry):
     """The blocks of one node of one model. Its key is (model, node)."""
 
-    node: int = -1
-    """The prefix node of the key."""
-    committed: ExtentSet = field(default_factory=ExtentSet)
-    copied: ExtentSet = field(default_factory=ExtentSet)
-    """Pages that are committed or pending; the others of the entry are void."""
-    agreement: RankAgreement | None = None
-    """None until a rank has reported a hash."""
-    incomplete: set[int] = field(default_factory=set)
-    """End pages of checkpoint positions whose recurrent state some rank could not save."""
+    __slots__ = ("agreement", "committed", "copied", "incomplete", "node")
 
-    @classmethod
-    def new(cls, key: Hashable, first_page: int, page_bytes: int, parent: HostEntry | None) -> HostEntry:
+    def __init__(self, key: Hashable, first_page: int, page_bytes: int, parent: Entry | None) -> None:
+        super().__init__(key, first_page, page_bytes, parent)
         assert isinstance(key, tuple) and isinstance(key[1], int)
-        return cls(key, first_page, page_bytes, parent, first_page, first_page, first_page, node=key[1])
+        self.node = key[1]
+        self.committed = ExtentSet()
+        self.copied = ExtentSet()
+        """Pages that are committed or pending; the others of the entry are void."""
+        self.agreement: RankAgreement | None = None
+        """None until a rank has reported a hash."""
+        self.incomplete: set[int] = set()
+        """End pages of checkpoint positions whose recurrent state some rank could not save."""
 
     def forget_cut(self, pages: int) -> None:
         """The tree has cut ``pages`` from the tail: nothing is known of them any more."""

@@ -6,24 +6,22 @@ Ranks are symmetric, so one cache stands for all of them. Idle prefixes stay unt
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 
 from talaria.substrate.pages import Extent, PagePool
 from talaria.substrate.prefix import PrefixForest, Spans
 from talaria.substrate.radix import Entry, PageTree, page_steps
 
 
-@dataclass(slots=True, eq=False)
 class _Resident(Entry):
-    node: int = -1
-    """The prefix node: its key."""
-    extents: list[Extent] = field(default_factory=list)
-    """Where the pages are, in the order of the path."""
+    __slots__ = ("extents", "node")
 
-    @classmethod
-    def new(cls, key: Hashable, first_page: int, page_cost: int, parent: _Resident | None) -> _Resident:
+    def __init__(self, key: Hashable, first_page: int, page_cost: int, parent: Entry | None) -> None:
+        super().__init__(key, first_page, page_cost, parent)
         assert isinstance(key, int)
-        return cls(key, first_page, page_cost, parent, first_page, first_page, first_page, node=key)
+        self.node = key
+        """The prefix node."""
+        self.extents: list[Extent] = []
+        """Where the pages are, in the order of the path."""
 
 
 class DeviceCache:
@@ -40,7 +38,7 @@ class DeviceCache:
         self.evicted_pages = 0
         """Idle pages that had to make room, since the start."""
         self._forest = forest
-        self._tree: PageTree[_Resident] = PageTree(_Resident.new)
+        self._tree: PageTree[_Resident] = PageTree(_Resident)
         self._new: list[Extent] = []
 
     @property

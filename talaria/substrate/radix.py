@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from talaria.substrate.prefix import Spans
@@ -32,26 +31,30 @@ def page_steps(spans: Spans, page_tokens: int, *, partial: bool) -> list[tuple[i
     return steps
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
-    """The pages [first_page, end_page) of one node's path that a cache holds."""
+    """The pages [first_page, end_page) of one node's path that a cache holds; none yet."""
 
-    key: Hashable
-    first_page: int
-    page_cost: int
-    parent: Entry | None
-    end_page: int
-    needed: int
-    """End page up to which children need this node."""
-    held: int
-    """End page of the longest hold."""
-    last_use_s: float = 0.0
-    owner: Hashable = None
-    children: dict[Hashable, int] = field(default_factory=dict)
-    holds: dict[int, int] = field(default_factory=dict)
-    """End page → number of holds that end there."""
-    queued: int = 0
-    """Number of the queue item that stands for this entry."""
+    __slots__ = (
+        "children", "end_page", "first_page", "held", "holds", "key", "last_use_s", "needed", "owner", "page_cost", "parent", "queued",
+    )  # fmt: skip
+
+    def __init__(self, key: Hashable, first_page: int, page_cost: int, parent: Entry | None) -> None:
+        self.key = key
+        self.first_page = self.end_page = first_page
+        self.page_cost = page_cost
+        self.parent = parent
+        self.needed = first_page
+        """End page up to which children need this node."""
+        self.held = first_page
+        """End page of the longest hold."""
+        self.last_use_s = 0.0
+        self.owner: Hashable = None
+        self.children: dict[Hashable, int] = {}
+        """Child → the page at which it branches off."""
+        self.holds: dict[int, int] = {}
+        """End page → number of holds that end there."""
+        self.queued = 0
+        """Number of the queue item that stands for this entry."""
 
 
 E = TypeVar("E", bound=Entry)

@@ -46,7 +46,7 @@ class HostRegistry:
         self.protected: set[Hashable] = set()
         """Owners whose last checkpoint is spared as long as anything else can be evicted (live leases)."""
         self._forest = forest
-        self._tree: PageTree[HostEntry] = PageTree(HostEntry.new)
+        self._tree: PageTree[HostEntry] = PageTree(HostEntry)
         self._families: dict[str, str] = {}
         self._spacing_pages: dict[str, int] = {}
         """Of the positions at which a recurrent model's state is saved."""
