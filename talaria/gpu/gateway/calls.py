@@ -28,14 +28,16 @@ class LiveCall:
     """What its agent said at its end."""
     spoken: asyncio.Event = field(default_factory=asyncio.Event)
     answer: tuple[str, str] | None = None
-    """Outcome and reason as the client saw them, once that is over."""
+    """Outcome (or ``left``: the client did not wait for it) and reason, once the client's side is over."""
     answered_s: float = -1.0
 
     @property
     def outcome(self) -> str:
-        """Completed only if client and agent agree."""
+        """Completed only if client and agent agree; a client that left as the last byte was on its way had what it wanted."""
         assert self.answer is not None
         said = self.answer[0]
+        if said == "left":
+            return "completed" if self.word is not None and self.word.outcome == "completed" else "failed"
         return "failed" if said == "completed" and self.word is not None and self.word.outcome != "completed" else said
 
     @property

@@ -77,7 +77,7 @@ class Relay:
             outcome, why = "shed" if problem.kind == "overloaded" and live.routed is None else "failed", problem.message
             return await answer.fail(problem)
         except (asyncio.CancelledError, ConnectionError):
-            why = "the client went away"
+            outcome, why = "left", "the client went away"
             raise
         except Exception:
             _log.exception("event=bug call=%d", live.id)

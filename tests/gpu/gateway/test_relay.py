@@ -142,6 +142,21 @@ def test_a_client_that_goes_away_in_mid_stream_is_taken_out_too() -> None:
     run(test())
 
 
+def test_a_client_that_hangs_up_at_the_last_event_had_its_call() -> None:
+    async def test() -> None:
+        agent = FakeAgent("a")
+        async with rig(agent) as made:
+            for _ in range(10):
+                answer = await made.http.post(made.url + CHAT, json=say("hi", stream=True))
+                body = b""
+                while b"[DONE]" not in body:
+                    body += await answer.content.readany()
+                answer.close()
+            assert (await made.settled())["completed"] == 10
+
+    run(test())
+
+
 def test_a_call_beyond_its_deadline_is_answered_by_an_error() -> None:
     async def test() -> None:
         agent, gate = FakeAgent("a"), Gate()
