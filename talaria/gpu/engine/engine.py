@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import secrets
 import shutil
 import tempfile
@@ -194,7 +195,7 @@ class Engine:
     async def _end(self, state: EngineState) -> None:
         run, self._run = self._run, None
         self.state = state
-        self.mirror.cleared()
+        self.mirror.flushed()
         if run is not None:
             await run.end()
 
@@ -222,8 +223,8 @@ class _Run:
         environment = command.environment(name, model, instance, settings, place, holds.path)
         try:
             return cls(place, log, await process.Process.start(words, environment, place.directory, log), mirror)
-        except OSError:
-            shutil.rmtree(place.directory)
+        except BaseException:
+            shutil.rmtree(place.directory, ignore_errors=True)
             raise
 
     async def up(self, name: str, holds: HoldServer, within_s: float) -> Hello:
@@ -247,10 +248,17 @@ class _Run:
         return hello
 
     async def _ready(self, name: str, holds: HoldServer) -> Hello:
-        hello = await holds.hello(name)
+        while not self._is_ours(hello := await holds.hello(name)):  # of an earlier start, whose loss is still to be heard
+            await asyncio.sleep(_READY_POLL_S)
         while not await self.control.ready():
             await asyncio.sleep(_READY_POLL_S)
         return hello
+
+    def _is_ours(self, hello: Hello) -> bool:
+        try:
+            return os.getpgid(hello.pid) == self.process.pid
+        except ProcessLookupError:
+            return False
 
     async def end(self) -> None:
         if self.watch is not None:

@@ -68,8 +68,12 @@ class Process:
                 sys.executable, "-I", "-S", str(warden.__file__), str(directory), *command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=file, env=environment, start_new_session=True,
             )  # fmt: skip
-        assert parent.stdout is not None
-        said = await parent.stdout.readline()
+        assert parent.stdin is not None and parent.stdout is not None
+        try:
+            said = await parent.stdout.readline()
+        except BaseException:
+            parent.stdin.close()  # given up: the warden clears away
+            raise
         if not said:
             await parent.wait()
             raise OSError(complaint(log))
