@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from talaria.gpu import config
+from talaria.gpu import compat, config, plugin
 from talaria.gpu.protocol import engine
 from tests.gpu.holding import MODEL, PATIENCE_S, Desk, HeldEngine, desk, new_call
 from tests.gpu.streams import events
@@ -302,6 +302,12 @@ def test_what_is_no_message_closes_the_connection_and_hurts_nobody(held_engine: 
             assert status == 200
 
     asyncio.run(check())
+
+
+def test_a_server_that_no_agent_started_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(engine.SOCKET_VARIABLE, raising=False)
+    monkeypatch.setattr(compat, "install", lambda hooks: pytest.fail("hooks were installed"))
+    plugin.load()
 
 
 def test_a_different_sglang_keeps_the_server_from_starting_with_one_line(cpu_engine: config.Engine, tmp_path: Path) -> None:

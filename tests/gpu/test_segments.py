@@ -160,6 +160,31 @@ def test_tokens_are_those_of_a_single_run_and_none_more_than_granted(held_engine
     asyncio.run(check())
 
 
+def test_a_stream_goes_on_after_its_engine_gave_its_memory_to_another(held_engine: HeldEngine) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            switches = 0
+
+            async def switch() -> None:
+                nonlocal switches
+                assert await at.control("/pause_generation", {"mode": "in_place"}) == 200
+                assert await at.control("/flush_cache") == 200
+                assert await at.control("/release_memory_occupation", {}) == 200
+                assert await at.control("/resume_memory_occupation", {}) == 200
+                assert await at.control("/continue_generation", {}) == 200
+                switches += 1
+
+            path, body = "/v1/chat/completions", _body("/v1/chat/completions", CASES["chat: any tool"][1], True)
+            _, whole = await at.post(path, body)
+            await at.flush()
+            at.agent.steps, at.agent.between = (10,), switch
+            _, parts = await at.post(path, body, new_call())
+            assert essence(parts, True)[1] == essence(whole, True)[1]
+            assert switches >= 3
+
+    asyncio.run(check())
+
+
 @pytest.mark.full
 def test_a_call_ends_where_the_engine_is_full_just_as_unheld(held_engine: HeldEngine) -> None:
     async def check() -> None:
