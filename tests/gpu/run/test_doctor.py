@@ -1,0 +1,112 @@
+"""``talaria-gpu doctor`` says what would fail on a machine, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from talaria.cli.gpu import run_command
+from talaria.gpu import config
+from talaria.gpu.doctor.checks import GIB, Machine, examine
+from talaria.gpu.doctor.engine import EngineFacts
+from talaria.gpu.doctor.machine import Gpu, parse
+
+ENGINE = EngineFacts("0.5.23", "0.5.23", ("qwen25", "glm45"), ("qwen3", "glm45"))
+GPUS = [Gpu(number, "NVIDIA B200", 183 * GIB, 0, "580.82") for number in range(8)]
+
+
+def model(directory: Path, name: str, weights_gib: float, **fields: Any) -> dict[str, Any]:
+    """A model folder whose sparse weight file has that size."""
+    path = directory / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({
+        "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "dtype": "bfloat16",
+    }))  # fmt: skip
+    with (path / "model.safetensors").open("wb") as file:
+        file.truncate(int(weights_gib * GIB))
+    return {"path": str(path), "kv_tokens": 400_000, **fields}
+
+
+def document(directory: Path, **changes: Any) -> dict[str, Any]:
+    models = {"big": model(directory, "big", 438.0, tool_parser="qwen25"), "other": model(directory, "other", 380.0)}
+    group = {"name": "group0", "gpus": list(range(8)), "tp": 8, "models": ["big", "other"]}
+    return {
+        "schema": "talaria.cluster/1", "name": "one", "gateway": {"port": 0, "admin_key": {"env": "ADMIN_KEY_OF_TEST"}}, "models": models,
+        "instances": [group], **changes,
+    }  # fmt: skip
+
+
+def findings(value: dict[str, Any], **machine: Any) -> dict[str, list[tuple[str, str, str]]]:
+    made = Machine(**{"gpus": GPUS, "memory_bytes": 2000 * GIB, "engine": ENGINE, **machine})
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for each in examine(config.check(value, "cluster"), made):
+        found.setdefault(each.check, []).append((each.level, each.what, each.fix))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADMIN_KEY_OF_TEST", "secret")
+
+
+def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> None:
+    found = findings(document(tmp_path))
+    assert [finding for check in found.values() for finding in check if finding[0] == "fail"] == []
+    (_, fits), *_ = [(level, what) for level, what, _ in found["instance group0"] if "tokens of KV" in what]
+    assert "54.8 of 183.0 GiB a GPU" in fits and "beside 1 idle models" in fits
+    assert "818.0 GiB of weight images in 2000 GiB" in found["host memory"][0][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "check", "what", "fix"),
+    [
+        ({}, {"engine": EngineFacts(error="No module named 'sglang'")}, "engine", "No module named 'sglang'", "pip install"),
+        ({}, {"gpus": GPUS[:4]}, "instance group0", "no GPU 4", "has 0, 1, 2, 3"),
+        ({}, {"gpus": []}, "instance group0", "no GPU 0", "the driver"),
+        ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
+        ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512 GiB", "add memory"),
+        ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
+        ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
+    ],
+    ids=["sglang", "gpu", "driver", "hbm", "ram", "profile-model", "profile"],
+)
+def test_what_would_fail_is_said_with_how_to_mend_it(
+    tmp_path: Path, changes: dict[str, Any], machine: dict[str, Any], check: str, what: str, fix: str
+) -> None:
+    found = [finding for finding in findings(document(tmp_path, **changes), **machine)[check] if finding[0] == "fail"]
+    assert len(found) == 1 and what in found[0][1] and fix in found[0][2], found
+
+
+def test_models_parsers_keys_and_ports_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ADMIN_KEY_OF_TEST")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        value = document(tmp_path)
+        value["gateway"]["port"] = taken.getsockname()[1]
+        value["models"]["big"]["tool_parser"] = "qwen99"
+        value["models"]["other"]["path"] = str(tmp_path / "absent")
+        found = findings(value)
+    failed = {check: [what for level, what, _ in each if level == "fail"] for check, each in found.items()}
+    assert "'qwen99' is unknown" in failed["model big"][0] and "cannot be read" in failed["model other"][0]
+    assert "ADMIN_KEY_OF_TEST is not set" in failed["gateway.admin_key"][0] and "cannot be listened on" in failed["gateway"][0]
+
+
+def test_gpus_come_from_the_drivers_own_table() -> None:
+    table = "0, NVIDIA H200, 143771, 512, 570.1\n1, NVIDIA H200, [N/A], 0, 570.1\n"
+    assert parse(table) == [Gpu(0, "NVIDIA H200", 143771 * 2**20, 512 * 2**20, "570.1")]
+
+
+def test_the_command_prints_a_line_a_check_and_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({**document(tmp_path), "engine": {"python": "/nonexistent/python"}}))
+    assert run_command(["doctor", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(("ok ", "warn", "fail")) for line in lines) and "cannot be run" in lines[0]
+    assert run_command(["doctor", str(path), "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["schema"], printed["passed"], len(printed["findings"])) == ("talaria.doctor/1", False, len(lines))

@@ -1,0 +1,54 @@
+"""``talaria-gpu profile`` measures what the engines do, and writes what the simulator takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from talaria.cli.gpu import run_command
+from talaria.cli.main import run_command as run_sim
+from talaria.gpu.profiling.grid import decode_points, prefill_points
+from talaria.gpu.profiling.measure import step_s
+from talaria.profiles import load
+from tests.gpu.cluster import stub_document
+
+PREFILL_TOKEN_S, STEP_S = 1e-4, 0.01
+
+
+def test_points_fit_the_model_and_its_kv() -> None:
+    assert all(point.new + point.cached < 3000 for point in prefill_points(3000))
+    assert all(point.batch * point.context < 20_000 and point.batch <= 16 for point in decode_points(3000, 20_000, 16))
+    assert {point.batch for point in decode_points(3000, 20_000, 16)} == {1, 2, 4, 8, 16}
+
+
+def test_a_step_is_timed_while_all_sequences_decode() -> None:
+    first = [(0.1 * at, at) for at in range(1, 21)]  # alone until 1.0, then at half the pace
+    second = [(1.0 + 0.2 * at, at) for at in range(6)]
+    assert step_s([[*first[:10], *((1.0 + 0.2 * at, 10 + at) for at in range(1, 6))], second]) == pytest.approx(0.2)
+    assert step_s([first[:5], second]) is None
+
+
+def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = stub_document(tmp_path, step_s=STEP_S, engine={"start_timeout_s": 30.0})
+    document["engine"]["environment"]["STUB_PREFILL_TOKEN_S"] = str(PREFILL_TOKEN_S)
+    Path("cluster.yaml").write_text(yaml.safe_dump(document))
+    assert run_command(["profile", "cluster.yaml", "-o", "ours.json", "--max-tokens", "1200", "--repeats", "1", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["profile"], printed["scenario"]) == ("ours.json", "ours-scenario.yaml")
+    profile = load("./ours.json")
+    for model in ("m0", "m1"):
+        timing = profile.timing(model)
+        assert timing.prefill_s(800, 0) == pytest.approx(800 * PREFILL_TOKEN_S, rel=0.9), "a loaded machine is late, never early"
+        assert timing.step_s(1, 500) >= 0.9 * STEP_S
+        fits = profile.file.document()["fits"][model]
+        assert fits["prefill"]["points"] >= 4 and fits["decode"]["points"] >= 4
+        assert profile.file.document()["models"][model]["open_s"]["provenance"] == "measured"
+    assert profile.file.document()["hardware"]["save_phase_s"]["provenance"] == "measured"
+    assert run_sim(["profile", "check", "./ours.json"]) == 0
+    capsys.readouterr()
+    assert run_sim(["run", "--scenario", "./ours-scenario.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["provenance"]["profiles"] == {"ours": profile.hash}
