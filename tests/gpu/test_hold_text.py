@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from talaria.gpu.hooks.hold import Call
@@ -70,6 +70,8 @@ def _batch(size: int, done: int, text: str, finish: dict[str, Any] | None) -> An
     )  # fmt: skip
 
 
+@settings(max_examples=400, deadline=None)
+@example([b" \xc3", b"\xa9", b"a"], [1], [])
 @given(_pieces, st.lists(st.integers(1, 24), max_size=5), st.sampled_from([[], ["aba"], ["bb", "a é"], ["ab ba"]]))
 def test_text_over_any_segments_is_that_of_one(pieces: list[bytes], ends: list[int], stops: list[str]) -> None:
     tokens, stopped = _up_to_stop(pieces, stops)
