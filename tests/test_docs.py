@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from talaria.cli import policyfile
+from talaria.cli.gpu import COMMANDS as GPU_COMMANDS
+from talaria.cli.gpu import run_command as run_gpu
 from talaria.cli.main import COMMANDS, run_command
+from talaria.gpu import config as cluster
 from talaria.profiles import names as profile_names
 from talaria.sim import config, scenario
 from talaria.sim.run import plan
@@ -51,6 +54,26 @@ def test_every_field_of_a_scenario_is_described() -> None:
     assert [name for name in fields if not re.search(rf"\b{name}\b", said)] == []
 
 
+CLUSTER_MODELS = (
+    cluster.ClusterConfig, cluster.Gateway, cluster.Key, cluster.Limits, cluster.Model, cluster.Instance, cluster.Engine, cluster.Policy,
+)  # fmt: skip
+
+
+def test_every_field_of_a_cluster_is_described() -> None:
+    said = page("gpu.md")
+    fields = [info.alias or name for model in CLUSTER_MODELS for name, info in model.model_fields.items()]
+    assert [name for name in fields if not re.search(rf"\b{name}\b", said)] == []
+
+
+def test_the_clusters_shown_are_valid(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(block("gpu.md", "yaml"), encoding="utf-8")
+    assert list(cluster.load(path).models) == ["big", "other"]
+    examples = sorted((REPOSITORY / "examples").glob("cluster-*.yaml"))
+    assert [cluster.load(example).name for example in examples] == ["tp8-three-models", "two-hosts"]
+    assert block("hardware.md", "yaml") in examples[0].read_text(encoding="utf-8"), "the page shows what the example holds"
+
+
 def test_the_trace_shown_is_valid(tmp_path: Path) -> None:
     text, at, values = block("traces.md", "json"), 0, []
     while at < len(text.rstrip()):
@@ -85,11 +108,11 @@ def test_every_shipped_profile_is_listed() -> None:
     assert set(profile_names()) <= set(re.findall(r"`([a-z0-9-]+)`", first_cells("profiles.md")))
 
 
-def commands_shown() -> list[list[str]]:
-    """Every ``talaria-sim`` command line of every page, as words."""
+def commands_shown(program: str = "talaria-sim") -> list[list[str]]:
+    """Every command line of ``program`` on every page, as words."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
-    shown = re.findall(r"^\$ talaria-sim (.*)$", text, re.MULTILINE) + re.findall(r"`talaria-sim ([^`]*)`", text)
-    shown += re.findall(r"^talaria-sim (.*)$", text, re.MULTILINE)
+    shown = re.findall(rf"^\$ {program} (.*)$", text, re.MULTILINE) + re.findall(rf"`{program} ([^`]*)`", text)
+    shown += re.findall(rf"^{program} (.*)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in sorted(set(shown))]
 
 
@@ -97,6 +120,13 @@ def commands_shown() -> list[list[str]]:
 def test_a_command_shown_exists_with_its_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command = words[:2] if words[0] in ("trace", "profile") else words[:1]
     assert words[0] in COMMANDS and run_command([*command, "--help"]) == 0
+    known = capsys.readouterr().out
+    assert [word for word in words if word.startswith("-") and not re.search(rf"(^|\s){word}\b", known)] == []
+
+
+@pytest.mark.parametrize("words", commands_shown("talaria-gpu"), ids=" ".join)
+def test_a_gpu_command_shown_exists_with_its_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert words[0] in GPU_COMMANDS and run_gpu([words[0], "--help"]) == 0
     known = capsys.readouterr().out
     assert [word for word in words if word.startswith("-") and not re.search(rf"(^|\s){word}\b", known)] == []
 
