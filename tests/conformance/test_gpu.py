@@ -26,17 +26,17 @@ MOST_STEPS_AT_ONCE = 200
 class _Client:
     """A client that waits for its whole answer."""
 
-    began = False
-
     def __init__(self, world: AgentWorld, call: Call, prompt: bytes, output_tokens: int) -> None:
+        self.began = False
+        self.failures: list[tuple[int, str]] = []
         self._world, self._call, self._prompt, self._output_tokens = world, call, prompt, output_tokens
 
     def post(self, model: str) -> None:
         world = self._world
-        world.loop.call_soon(world.engines.hold, model, call_id(self._call.id), self._prompt, self._output_tokens)
+        world.loop.call_later(world.rendering_s, world.engines.hold, model, call_id(self._call.id), self._prompt, self._output_tokens)
 
     def fail(self, status: int, why: str) -> None:
-        pass
+        self.failures.append((status, why))
 
     def ended(self) -> None:
         pass
@@ -49,7 +49,13 @@ class AgentWorld:
         self.models = MODELS[: setup.models]
         self.steps: list[Step] = []
         self.endings: list[tuple[int, str]] = []
+        self.books: dict[int, CallEnded] = {}
+        self.switches: list[Switched] = []
+        self.clients: dict[int, _Client] = {}
         self.loop = VirtualLoop()
+        self.rendering_s = 0.0
+        self.answers_s: float | None = 0.0
+        """How long after a call's end its gateway says what became of its lease; None: never."""
         self._tau_s = setup.tau_s
         self._tokens: dict[LineKey, bytes] = {}
         self._fresh = 0
@@ -89,22 +95,30 @@ class AgentWorld:
         return self.loop.time()
 
     def submit(self, call: Call, output_tokens: int) -> None:
-        prompt = self._tokens.get(call.key, b"")[: 4 * call.reusable_tokens]
-        prompt += self._new_tokens(call.prompt_tokens - len(prompt) // 4)
+        prompt = self.tokens_of(call.key)[: 4 * call.reusable_tokens]
+        self.submit_prompt(call, prompt + self.new_tokens(call.prompt_tokens - len(prompt) // 4), output_tokens)
+
+    def tokens_of(self, key: LineKey) -> bytes:
+        """Prompt and output of the line's last call."""
+        return self._tokens.get(key, b"")
+
+    def submit_prompt(self, call: Call, prompt: bytes, output_tokens: int) -> None:
+        """``submit`` with this very prompt, whatever the call says of it."""
         self._tokens[call.key] = prompt + b"".join(index.to_bytes(4, "little") for index in range(output_tokens))
         self._submitted += 1
-        run = self.loop.run_until_complete(self._submit(call, _Client(self, call, prompt, output_tokens)))
+        client = self.clients[call.id] = _Client(self, call, prompt, output_tokens)
+        run = self.loop.run_until_complete(self._submit(call, client))
         assert self.loop.advance(lambda: run.arrived or run.over, 10.0)
 
     async def _submit(self, call: Call, client: _Client) -> AgentCall:
         return self.instance.submit(call, client, self._submitted)
 
-    def _new_tokens(self, count: int) -> bytes:
+    def new_tokens(self, count: int) -> bytes:
         first, self._fresh = self._fresh + 1_000_000, self._fresh + count
         return b"".join(token.to_bytes(4, "little") for token in range(first, first + count))
 
     def cancel(self, call_id: int) -> None:
-        self._do(lambda: self.instance.end_early(self.instance.runs[call_id], 499, "its client went away"))
+        self.do(lambda: self.instance.end_early(self.instance.runs[call_id], 499, "its client went away"))
 
     def crash(self, rank: int) -> None:
         if not self.instance.healthy():
@@ -112,11 +126,11 @@ class AgentWorld:
         self._mended.clear()
         switch = self.instance._switch
         model = switch[1] if switch is not None else self.engines.active() or self.models[0]
-        self._do(lambda: self.engines.crash(model))
+        self.do(lambda: self.engines.crash(model))
 
     def recover(self) -> None:
         if not self._mended.is_set():
-            self._do(self._mended.set)
+            self.do(self._mended.set)
             assert self.loop.advance(self.instance.healthy, 10.0)
 
     def fail_switch(self, why: str) -> None:
@@ -134,9 +148,9 @@ class AgentWorld:
         self.instance._refusal = refuse  # type: ignore[method-assign]
 
     def deliver(self, event: Event) -> None:
-        self._do(lambda: self.instance._happened(event))
+        self.do(lambda: self.instance._happened(event))
 
-    def _do(self, action: Callable[[], None]) -> None:
+    def do(self, action: Callable[[], None]) -> None:
         """In the loop, as everything that happens to an agent."""
 
         async def act() -> None:
@@ -146,6 +160,12 @@ class AgentWorld:
 
     def advance(self, until: Callable[[], bool], limit_s: float) -> bool:
         return self.loop.advance(until, limit_s)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, also where nothing else happens."""
+        over: list[bool] = []
+        self.loop.call_later(seconds, over.append, True)
+        assert self.loop.advance(lambda: bool(over), 2.0 * seconds)
 
     def settle(self) -> None:
         assert not self.loop.advance(lambda: False, 1e5), "unreachable"
@@ -166,15 +186,21 @@ class AgentWorld:
 
     def call_ended(self, ended: CallEnded, key: LineKey) -> None:
         self.endings.append((ended.call, ended.outcome))
-        if ended.outcome == "completed":
-            self.instance.lease_changed(key, self.now_s() + self._tau_s if self._tau_s > 0.0 else None)
+        self.books[ended.call] = ended
+        if ended.outcome != "completed" or self.answers_s is None:
+            return
+        lease = (key, self.now_s() + self._tau_s if self._tau_s > 0.0 else None)
+        if self.answers_s:
+            self.loop.call_later(self.answers_s, self.instance.lease_changed, *lease)
+        else:
+            self.instance.lease_changed(*lease)
 
     def round_closed(self, summary: RoundSummary) -> None:
         active_s = sum(slot.closed_s - slot.opened_s for slot in summary.slots)
         assert abs(summary.ended_s - summary.started_s - active_s - summary.switch_s) < 1e-6
 
     def switched(self, switch: Switched) -> None:
-        pass
+        self.switches.append(switch)
 
     def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None:
         assert started_s <= ended_s
