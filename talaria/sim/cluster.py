@@ -121,7 +121,7 @@ class Cluster:
         self._env.process(self._heartbeats())
         self._env.run(until=self.finished_all)
         self._record.makespan_s = self._env.now
-        self._record.events = self._env.events
+        self._record.events = self._env.count_events()
         if self._issued != self._ended or self._calls or self._queued:
             raise ConservationError(f"{self._issued} calls issued, {self._ended} ended, {len(self._calls)} open")
 

@@ -48,7 +48,6 @@ class Kernel(Environment):
         if not event._ok and not hasattr(event, "_defused"):
             raise event._value
 
-    @property
-    def events(self) -> int:
-        """How many there were until now, the end of the run included; takes a number itself, so it is asked once."""
+    def count_events(self) -> int:
+        """How many there were, once all is over; the end is one, too. SimPy numbers its events, and has no other count."""
         return next(self._eid) + 1
