@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from talaria.gpu.hooks.hold import Call
+from talaria.gpu.hooks.call import Call
 from talaria.gpu.protocol import engine
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -20,7 +20,7 @@ _pieces = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=24)
 
 
 class _Recorder:
-    """In place of the holder."""
+    """Where the call lives."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -76,9 +76,9 @@ def _batch(size: int, done: int, text: str, finish: dict[str, Any] | None) -> An
 def test_text_over_any_segments_is_that_of_one(pieces: list[bytes], ends: list[int], stops: list[str]) -> None:
     tokens, stopped = _up_to_stop(pieces, stops)
     whole = _cut(b"".join(tokens).decode(errors="replace"), stops)
-    holder, state = _Recorder(), SimpleNamespace(dispatched=True)
+    host, state = _Recorder(), SimpleNamespace(dispatched=True)
     request = SimpleNamespace(rid="call", sampling_params=SimpleNamespace(stop_strs=stops, custom_params=None, max_new_tokens=None))
-    call = Call(holder, None, state, request, len(pieces) if not stopped else len(pieces) + 1)  # type: ignore[arg-type]
+    call = Call(host, None, state, request, len(pieces) if not stopped else len(pieces) + 1)
     told, done = "", 0
     for start, end in pairwise([0, *sorted({end for end in ends if end < len(tokens)}), len(tokens)]):
         call.grant(end - start - (1 if start == 0 else 0))
@@ -92,5 +92,5 @@ def test_text_over_any_segments_is_that_of_one(pieces: list[bytes], ends: list[i
             assert (batch.finished_reasons[0] is not None) == (size == len(tokens))
             assert batch.cached_tokens == [0]
     assert told == whole
-    reasons = [message.reason for message in holder.sent if isinstance(message, engine.Ended)]
+    reasons = [message.reason for message in host.sent if isinstance(message, engine.Ended)]
     assert reasons[-1] == "finished" and set(reasons[:-1]) <= {"grant"}

@@ -1,0 +1,177 @@
+"""One held call: its segments, and the scheduler's output of them made into one unbroken generation."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from array import array
+from collections.abc import Coroutine
+from typing import Any, Final, Protocol
+
+from talaria.gpu import compat
+from talaria.gpu.hooks import resume
+from talaria.gpu.protocol import engine
+
+_UNFINISHED: Final = "\N{REPLACEMENT CHARACTER}"
+_log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """What a call needs of where it lives."""
+
+    def send(self, message: engine.FromEngine) -> None: ...
+
+    def forget(self, call: Call) -> None: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+
+class Call:
+    """From a request's arrival to its last ``Ended``.
+
+    ``manager`` and ``state`` are SGLang's tokenizer manager and its record of the request, ``request`` what it would send to the scheduler.
+    """
+
+    def __init__(self, host: Host, manager: Any, state: Any, request: Any, limit_tokens: int) -> None:
+        self.id: str = request.rid
+        self.dropped: engine.Drop | None = None
+        self.ended = False
+        self._host = host
+        self._manager = manager
+        self._state = state
+        self._request = request
+        self._limit_tokens = limit_tokens
+        self._output: array[int] = array("q")
+        self._granted_tokens = 0
+        self._segment_start = 0
+        self._running = False
+        self._text_chars = 0
+        """Of the call, passed on to the client's stream."""
+        self._seen_chars = 0
+        """Of the call, received in this segment: each segment's text begins anew."""
+        self._cached: tuple[int, Any] | None = None
+        """What SGLang reports of the prefix cache for the call: that of its first segment."""
+
+    def grant(self, steps: int) -> None:
+        """Starts the next segment; the prefill gives the first token of a call, and one of the steps later on."""
+        if self._running or self.ended:
+            _log.error("talaria: a grant for %s, which is not held", self.id)
+            return
+        self._running = True
+        done = len(self._output)
+        self._segment_start = done
+        self._granted_tokens = min(self._limit_tokens, done + max(1, steps if done else 1 + steps))
+        self._seen_chars = 0
+        self._host.spawn(self._run())
+
+    async def _run(self) -> None:
+        async with self._manager.is_pause_cond:
+            await self._manager.is_pause_cond.wait_for(lambda: not self._manager.is_pause)
+        if self.ended:
+            return
+        try:
+            await self._manager._send_one_request(self._segment())
+        except Exception as error:
+            _log.exception("talaria: a segment of %s could not be sent", self.id)
+            self.drop(500, f"the engine could not run it: {type(error).__name__}")
+
+    def _segment(self) -> Any:
+        """The request that the scheduler gets: all there is so far, and limits for the whole."""
+        segment, parameters = copy.copy(self._request), copy.copy(self._request.sampling_params)
+        custom = {key: value for key, value in (parameters.custom_params or {}).items() if key != resume.OUTPUT_TOKENS}
+        segment.sampling_params = parameters
+        segment.stream = True
+        parameters.max_new_tokens = self._granted_tokens
+        if self._output:
+            segment.input_ids = self._request.input_ids + self._output
+            segment.logprob_start_len = -1
+            custom[resume.OUTPUT_TOKENS] = len(self._output)
+        parameters.custom_params = custom or None
+        return segment
+
+    def edit(self, batch: Any, index: int) -> None:
+        """Takes note of the scheduler's output for this call and makes it part of one unbroken generation."""
+        self._output.extend(batch.output_ids[index])
+        done, finish = len(self._output), batch.finished_reasons[index]
+        more = finish is not None and finish["type"] == "length" and self._granted_tokens <= done < self._limit_tokens
+        self._host.send(engine.Progress(self.id, done))
+        if finish is not None:
+            self._running = False
+            self._tell_end(finish, more, _device_tokens(batch, index))
+        if more:
+            batch.finished_reasons[index] = None
+            if batch.weight_versions is not None:
+                batch.weight_versions[index] = None
+            self._state.dispatched = False
+        batch.output_strs[index] = self._text(batch.output_strs[index], more)
+        self._report_first_cached(batch, index)
+
+    def _tell_end(self, finish: dict[str, Any], more: bool, cached_tokens: int) -> None:
+        if more:
+            reason, why = "grant", ""
+        elif finish["type"] == "abort":
+            reason, why = "failed", str(finish.get("message") or "the engine ended it")
+        else:
+            reason, why = "finished", ""
+        self._send_end(reason, why, cached_tokens)
+
+    def _send_end(self, reason: str, why: str, cached_tokens: int) -> None:
+        tokens = array("I", self._output[self._segment_start :]).tobytes()
+        self._host.send(engine.Ended(self.id, reason, len(self._output), tokens, cached_tokens, why))
+        if reason != "grant":
+            self.ended = True
+            self._host.forget(self)
+
+    def _text(self, delta: str, more: bool) -> str:
+        """What of the engine's text the client may have now and has not yet.
+
+        The engine tells the text of each segment from the start of the output on. At the end of a segment it tells all; what may
+        still change, a broken character or the beginning of a stop string, is kept back as in the middle of a generation.
+        """
+        fresh = delta[max(0, self._text_chars - self._seen_chars) :]
+        self._seen_chars += len(delta)
+        if more:
+            fresh = _settled(fresh, self._request.sampling_params.stop_strs)
+        self._text_chars += len(fresh)
+        return fresh
+
+    def _report_first_cached(self, batch: Any, index: int) -> None:
+        details = batch.cached_tokens_details
+        if self._cached is None:
+            self._cached = batch.cached_tokens[index], details[index] if details else None
+        batch.cached_tokens[index] = self._cached[0]
+        if details:
+            details[index] = self._cached[1]
+
+    def drop(self, status: int, why: str, reason: str = "failed") -> None:
+        """Ends the call for its client at once; the engine stops working on it when it can."""
+        if self.ended:
+            return
+        if self._running:
+            self._manager.abort_request(self.id)
+        self.dropped = engine.Drop(self.id, status, why)
+        self.end(reason, why)
+        compat.finish(self._manager, self.id, status, why)
+
+    async def watch(self, request: Any) -> None:
+        """Ends the call when its client goes away, which nothing else looks for until an answer has begun."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.drop(499, "the client has left", "aborted")
+
+    def end(self, reason: str, why: str) -> None:
+        """The last word, unless it was said already."""
+        if not self.ended:
+            self._send_end(reason, why, 0)
+
+
+def _device_tokens(batch: Any, index: int) -> int:
+    details = batch.cached_tokens_details[index] if batch.cached_tokens_details else None
+    return int(details["device"] if details else batch.cached_tokens[index])
+
+
+def _settled(text: str, stops: list[str]) -> str:
+    """``text`` without an unfinished character and without what may be the beginning of a stop string at its end."""
+    text = text.rstrip(_UNFINISHED)
+    unsure = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
+    return text[: len(text) - unsure]
