@@ -17,6 +17,7 @@ from talaria.profiles.schema import ProfileFile
 MIB = 2**20
 RUNTIME_BYTES = 64 * MIB
 OUTPUT_TOKENS_PRIOR = 256.0
+LEAST_SHARE = 0.1
 MOST_CV = 0.5
 """A repetition that was disturbed says nothing about the engine."""
 
@@ -33,7 +34,17 @@ def profile(
         base=base, gpu=gpu or ("CPU" if base is None else None), hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
         models=models,
     )  # fmt: skip
-    return fit_profile(points, where="talaria-gpu profile")[0]
+    return _with_a_floor(fit_profile(points, where="talaria-gpu profile")[0], measured)
+
+
+def _with_a_floor(file: ProfileFile, measured: Measured) -> ProfileFile:
+    """No decode step costs nothing, whatever a fit to disturbed points says: policies divide by it."""
+    document = file.document()
+    for model, found in measured.models.items():
+        base, least_s = document["models"][model]["decode_base_s"], LEAST_SHARE * min(point.ms for point in found.decode) / 1e3
+        if base["value"] < least_s:
+            base |= {"value": float(f"{least_s:.6g}"), "source": f"{LEAST_SHARE:.0%} of the shortest step seen, above the {base['source']}"}
+    return ProfileFile.model_validate(document)
 
 
 def _quantity(value: Any, source: str, provenance: str = "measured") -> dict[str, Any]:
