@@ -44,6 +44,8 @@ LEASE_END_DELAY_S: Final = 0.02
 EXPLAINED: Final = 256
 """Placements whose reasons are kept."""
 SHED_RETRY_S: Final = 5.0
+SILENCES: Final = 2.0
+"""So many times as long as a snapshot is fresh may a link say nothing: heartbeats wait for snapshots and may come late."""
 CLOCK_TOLERANCE_S: Final = 1.0
 
 _log = logging.getLogger("talaria.gateway")
@@ -412,7 +414,7 @@ class Dispatcher:
         """Bar instances whose link is up but silent; to be called every second or so."""
         now = now_s()
         for instance in self.instances.values():
-            if instance.agent.connected and not instance.barred and now - instance.heard_s > self._knobs.stale_after_s:
+            if instance.agent.connected and not instance.barred and now - instance.heard_s > SILENCES * self._knobs.stale_after_s:
                 self._bar(instance)
         self._arm()
         self.book.expire(now)

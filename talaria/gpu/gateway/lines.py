@@ -119,14 +119,14 @@ class SessionBook:
         entry = self._touch(tenant, session, signal, now_s)
         lines = [line for key, line in entry.lines.items() if key.model == model]
         line = max((line for line in lines if line.covered_by(asked)), key=lambda line: line.items, default=None)
-        inherited = None
+        inherited = False
         if line is None:
-            root = asked.root.hex()
-            line = inherited = next((line for line in lines if line.inherited_tokens and line.key.line == root and asked.outputs()), None)
+            line = next((line for line in lines if line.key.line == asked.root.hex() and (line.inherited_tokens or not asked.items)), None)
+            inherited = line is not None and line.inherited_tokens > 0
         is_new = line is None
         if line is None:
             line = self._open(entry, LineKey(tenant, session, model, self._name(lines, asked)), now_s)
-        begun = self._estimate(line, lines, asked, inherited is not None)
+        begun = self._estimate(line, lines, asked, inherited)
         if is_new and begun.continues:
             begun = begun._replace(turn=1 + max(other.turn for other in lines if other.key.line == begun.continues[0][0]))
         self._advance(entry, line, begun, now_s)
@@ -247,7 +247,7 @@ class SessionBook:
         if inherited:
             prompt_tokens = max(1, round(asked.total_characters * per_character))
             shared = min(line.inherited_tokens, prompt_tokens)
-            return Begun(line, asked.outputs(), prompt_tokens, shared, ((line.key.line, shared),), asked, 0)
+            return Begun(line, max(1, asked.outputs()), prompt_tokens, shared, ((line.key.line, shared),), asked, 0)
         found = []
         for other in lines if line in lines else [*lines, line]:
             mark = other.known(asked)

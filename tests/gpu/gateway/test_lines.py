@@ -165,11 +165,19 @@ def test_an_earlier_gateways_line_is_continued_by_what_its_instance_reports() ->
     assert made.begin(TASK, "one", "two" * 500, "three", "four").reusable_tokens == 1550
 
 
-def test_a_new_conversation_does_not_continue_an_inherited_line() -> None:
+def test_a_first_turn_that_is_repeated_to_a_new_gateway_continues_its_line_as_far_as_it_goes() -> None:
+    key = Book().begin(TASK).line.key
+    made = Book()
+    made.book.adopt(key, 90_000, "a", 0.0)
+    again = made.begin(TASK)
+    assert again.line.key == key and again.turn == 1 and again.reusable_tokens == again.prompt_tokens
+
+
+def test_another_conversation_of_the_session_does_not_continue_an_inherited_line() -> None:
     key = Book().begin(TASK).line.key
     made = Book()
     made.book.adopt(key, 900, "a", 0.0)
-    assert made.begin(TASK).reusable_tokens == 0
+    assert made.begin("Another task. " * 20, "x", "y").reusable_tokens == 0
 
 
 def test_idle_sessions_are_forgotten_unless_a_call_is_open() -> None:
@@ -218,6 +226,13 @@ def test_raw_prompts_of_other_conversations_are_other_sessions() -> None:
     two = made.answer(raw(made, shared + "second task " * 60, "fp2"), 500)
     assert one.line.key.session != two.line.key.session
     assert raw(made, shared + "second task " * 60 + "more " * 200, "fp2b").line is two.line
+
+
+def test_a_short_raw_prompt_that_is_repeated_stays_on_its_line() -> None:
+    made = Book()
+    first = made.answer(raw(made, "hello", "s", "x-session-id"), 2)
+    assert raw(made, "hello", "s", "x-session-id").line is first.line
+    assert raw(made, "good bye", "s", "x-session-id").line is not first.line
 
 
 def test_token_ids_continue_too() -> None:
