@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,7 @@ from talaria.report.files import read_run
 from talaria.report.replay import replay
 from talaria.workload.rules import TraceHeader
 from talaria.workload.trace import write_trace
-from tests.gpu.cluster import stub_document
+from tests.gpu.cluster import stub_document, wait_for
 from tests.gpu.run.test_run import sessions
 
 TWO = ({"name": "g0", "models": ["m0", "m1"]}, {"name": "g1", "models": ["m1", "m0"]})
@@ -32,7 +38,6 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0)
     got = run_command([*arguments, "--json"])
     printed = capsys.readouterr()
     assert got == code, printed.err + printed.out
-    print(printed.err)
     return json.loads(printed.out)
 
 
@@ -46,3 +51,28 @@ def test_a_served_cluster_replays_a_trace(cluster: str, capsys: pytest.CaptureFi
         found = replay(Path("run", config, "decisions.jsonl"))
         assert (found.count, found.first) == (0, []) and found.decisions > 100
     assert printed["configs"]["talaria"]["metrics"]["kv_device"] > 0.5, "returns find their prefix on the device"
+
+
+def test_an_interrupted_run_stops_everything_that_it_started(cluster: str, tmp_path: Path) -> None:
+    began = [process for process in processes_in(tmp_path) if process != os.getpid()]
+    endless = [replace(session, calls=(replace(session.calls[0], output_tokens=100_000),)) for session in sessions(2)]
+    write_trace("long.jsonl", TraceHeader("long"), endless)
+    command = [sys.executable, "-m", "talaria.cli.gpu", "run", cluster, "--trace", "long.jsonl", "--out", "run"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        wait_for("calls are sent", lambda: "gaps are capped" in (run.stderr.readline() or "") if run.stderr else False, 60.0)
+        wait_for("the gateway has calls", lambda: Path("logs/gateway.log").exists(), 30.0)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(100) == 130
+    wait_for("nothing is left", lambda: [process for process in processes_in(tmp_path) if process not in [*began, os.getpid()]] == [], 30.0)
+    assert Path(".run.resume").exists() and not Path("run").exists()
+
+
+def processes_in(directory: Path) -> list[int]:
+    """Those whose working directory it is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and (entry / "cwd").readlink() == directory:
+                found.append(int(entry.name))
+    return found
