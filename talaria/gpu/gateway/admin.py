@@ -44,6 +44,11 @@ class Admin:
         gets = {"/admin/instances": self._instances, "/admin/records": self._records}
         return [*(("POST", path, handler) for path, handler in posts.items()), *(("GET", path, handler) for path, handler in gets.items())]
 
+    def stop(self) -> None:
+        """The gateway stops: whoever reads records has read the last one."""
+        if self._reader is not None:
+            self._reader.close()
+
     async def _body(self, request: web.BaseRequest, *allowed: str) -> dict[str, Any]:
         """The document of an administrator's request. Raises Problem for anything else."""
         self._dispatcher.settings.check_admin(request.headers)

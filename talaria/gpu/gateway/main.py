@@ -56,7 +56,8 @@ async def gateway(
 ) -> AsyncIterator[str]:
     """A running gateway's address, on the running loop. Leaving it waits for calls in flight and stops its child agents."""
     dispatcher = Dispatcher(config, Settings(config), knobs, Metrics())
-    server = GatewayServer(dispatcher, Admin(dispatcher, config, knobs, reload))
+    admin = Admin(dispatcher, config, knobs, reload)
+    server = GatewayServer(dispatcher, admin)
     web_server = web.Server(
         server.handle, handler_cancellation=True, auto_decompress=False, access_log=None, keepalive_timeout=KEEP_CONNECTION_S,
         max_line_size=LARGEST_HEADER_BYTES, max_field_size=LARGEST_HEADER_BYTES,
@@ -80,6 +81,7 @@ async def gateway(
         yield f"http://{host}:{runner.addresses[0][1]}"
     finally:
         server.stopping = True
+        admin.stop()
         await runner.cleanup()
         for task in tasks:
             task.cancel()

@@ -151,7 +151,8 @@ class Relay:
             except _Gone as gone:
                 _log.warning("event=not_taken call=%d instance=%s why=%s", live.id, instance.agent.name, gone)
                 dispatcher.lost(live, arrived=gone.arrived)
-                dispatcher.distrust(instance)
+                if not gone.arrived:
+                    dispatcher.distrust(instance)
                 last = f"instance {instance.agent.name} did not answer"
                 continue
             if got.response.status != 503 or attempt == MOST_ATTEMPTS - 1:

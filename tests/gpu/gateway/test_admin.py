@@ -241,6 +241,18 @@ def test_calls_go_on_unrecorded_when_the_reader_leaves() -> None:
     run(test())
 
 
+def test_a_gateway_that_stops_ends_its_recording() -> None:
+    async def test() -> None:
+        async with rig() as made:
+            reader = Reader(made)
+            await reader.opened.wait()
+            await admin(made, "reset", record=True)
+        await reader.done.wait()
+        assert isinstance(reader.read[0], records.Begin)
+
+    run(test())
+
+
 def test_a_reader_that_is_too_slow_is_told_that_its_recording_is_broken() -> None:
     from talaria.gpu.gateway.recording import Recording
 
