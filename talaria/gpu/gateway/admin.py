@@ -12,7 +12,8 @@ from aiohttp import web
 from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig
 from talaria.gpu.gateway.dialects import Problem
-from talaria.gpu.gateway.dispatch import Dispatcher, InstanceState
+from talaria.gpu.gateway.dispatch import Dispatcher
+from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.recording import Recording
 from talaria.gpu.gateway.relay import read_body
 from talaria.gpu.gateway.settings import Settings

@@ -44,30 +44,3 @@ class LiveCall:
     def why(self) -> str:
         assert self.answer is not None
         return self.answer[1] or (self.word.why if self.word is not None else "")
-
-
-class Numbering:
-    """The router's numbers of submissions to one instance, and the agent's, which begin anew when it does."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._ahead = 0
-        """The router's number less the agent's."""
-
-    def sent(self, seq: int) -> int:
-        """The agent's number of the router's ``seq``."""
-        self._last = max(self._last, seq)
-        return seq - self._ahead
-
-    def linked(self, seen_seq: int) -> None:
-        """A link begins, and the agent counts from here. A smaller number than ours: it has yet to see what is on its way."""
-        if seen_seq == 0 or seen_seq + self._ahead > self._last:
-            self._ahead = self._last - seen_seq
-
-    def seen(self, seen_seq: int) -> int:
-        """The router's number of the agent's ``seen_seq``."""
-        return seen_seq + self._ahead
-
-    def forget(self) -> None:
-        """A new router begins from zero; ``linked`` comes before its first call."""
-        self._last = self._ahead = 0

@@ -15,15 +15,15 @@ import msgspec
 
 from talaria.gpu.config import ClusterConfig
 from talaria.gpu.gateway.agents import Agent
-from talaria.gpu.gateway.calls import LiveCall, Numbering
+from talaria.gpu.gateway.calls import LiveCall
 from talaria.gpu.gateway.conversation import Conversation
 from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.lines import Line, SessionBook
 from talaria.gpu.gateway.metrics import Metrics
 from talaria.gpu.gateway.recording import Recording
 from talaria.gpu.gateway.sessions import Session
 from talaria.gpu.gateway.settings import Settings, Tenant
-from talaria.gpu.gateway.snapshots import SnapshotReader
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol import records
 from talaria.gpu.protocol.agent import now_s
@@ -63,52 +63,6 @@ class Placement(NamedTuple):
     explanation: Explanation
     answer: str
     """The instance, or the overload policy's action and its reason."""
-
-
-class InstanceState:
-    """What the dispatcher keeps of one instance."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.hello: wire.AgentHello | None = None
-        self.snapshot: InstanceSnapshot | None = None
-        """The newest, as the agent said it."""
-        self.barred = False
-        """The router was told that it is not healthy, which only telemetry can mend."""
-        self.numbers = Numbering()
-        self.reader = SnapshotReader()
-        self.drained = False
-        self.closed: set[str] = set()
-        """Models that are not to be placed here."""
-        self.taken_over = False
-        self.fresh_link = False
-        self.version = self.version_ahead = 0
-        self.heard_s = 0.0
-        self.ready = asyncio.Event()
-        """A snapshot has come since the last hello."""
-
-    @property
-    def healthy(self) -> bool:
-        return self.agent.connected and not self.barred and not self.drained and self.snapshot is not None and self.snapshot.healthy
-
-    def serves(self, model: str) -> bool:
-        return self.snapshot is not None and model in self.snapshot.models
-
-    def translated(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
-        """The snapshot in the router's numbers, newer than any before, and without what an administrator has closed."""
-        if self.fresh_link:
-            self.fresh_link = False
-            self.numbers.linked(snapshot.seen_seq)
-        if snapshot.version + self.version_ahead <= self.version:
-            self.version_ahead = self.version + 1 - snapshot.version
-        self.version = snapshot.version + self.version_ahead
-        models = snapshot.models
-        if self.closed:
-            models = {name: model for name, model in models.items() if name not in self.closed}
-        return replace(
-            snapshot, version=self.version, seen_seq=self.numbers.seen(snapshot.seen_seq), models=models,
-            healthy=snapshot.healthy and not self.drained,
-        )  # fmt: skip
 
 
 class Dispatcher:

@@ -18,7 +18,8 @@ from talaria.gpu.gateway.answers import Answer
 from talaria.gpu.gateway.calls import LiveCall
 from talaria.gpu.gateway.conversation import conversation
 from talaria.gpu.gateway.dialects import COUNT_TOKENS, Endpoint, Problem, message_of
-from talaria.gpu.gateway.dispatch import Dispatcher, InstanceState
+from talaria.gpu.gateway.dispatch import Dispatcher
+from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.sessions import session_of
 from talaria.gpu.protocol.agent import SUBMIT_HEADER, now_s
 from talaria.policy.snapshot import Residency

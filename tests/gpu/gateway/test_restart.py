@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from talaria.gpu.gateway.calls import Numbering
+from talaria.gpu.gateway.instances import Numbering
 from talaria.gpu.gateway.snapshots import SnapshotReader
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol.agent import now_s
