@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from talaria.gpu.agent.calls import AgentCall
-from talaria.gpu.agent.instance import AgentInstance, Sizes
+from talaria.gpu.agent.instance import AgentInstance, Engines, Sizes
 from talaria.gpu.protocol.agent import CallEnded, Switched
 from talaria.gpu.protocol.engine import call_id
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC
 from talaria.policy.instance import Command, EngineView, Event, ModelView, RoundSummary
 from talaria.policy.snapshot import Capabilities
+from talaria.policy.timing import Timing
 from talaria.profiles import load as load_profile
 from tests.conformance.suite import Conformance
 from tests.conformance.world import Setup, Step, World
@@ -45,14 +47,16 @@ class _Client:
 class AgentWorld:
     """An ``AgentInstance`` and the gateway's part: prompts of calls, leases, and who was told what."""
 
+    names = MODELS
+
     def __init__(self, setup: Setup) -> None:
-        self.models = MODELS[: setup.models]
+        self.models = self.names[: setup.models]
         self.steps: list[Step] = []
         self.endings: list[tuple[int, str]] = []
         self.books: dict[int, CallEnded] = {}
         self.switches: list[Switched] = []
         self.clients: dict[int, _Client] = {}
-        self.loop = VirtualLoop()
+        self.loop: Any = self._new_loop()
         self.rendering_s = 0.0
         self.answers_s: float | None = 0.0
         """How long after a call's end its gateway says what became of its lease; None: never."""
@@ -61,20 +65,26 @@ class AgentWorld:
         self._fresh = 0
         self._submitted = 0
         profile = load_profile("paper-tp8")
-        timing = {name: profile.timing(name) for name in self.models}
+        timing = {name: profile.timing(profiled) for name, profiled in zip(self.models, MODELS, strict=False)}
         capabilities = Capabilities(
             hot=setup.hot, session_prefill=setup.session_prefill, hkvr=False, staging=False, inflight_kv="recompute",
             max_resident_models=setup.max_resident_models,
         )  # fmt: skip
-        sizes = Sizes({name: profile.model(name).total_weight_bytes for name in self.models}, 8 * profile.hardware.hbm_bytes)
+        sizes = Sizes(dict.fromkeys(self.models, 10**11), 8 * profile.hardware.hbm_bytes)
 
         async def build() -> None:
-            self.engines = FakeEngines(timing, self.models[: setup.max_resident_models])
-            self.instance = AgentInstance("agent", capabilities, self.engines, dict(timing), sizes, setup.knobs, self, self.loop.time)
+            self.engines: Any = await self._new_engines(timing, self.models[: setup.max_resident_models])
+            self.instance = AgentInstance("agent", capabilities, self.engines, dict(timing), sizes, setup.knobs, self, self.now_s)
 
         self.loop.run_until_complete(build())
         self._hold_down()
         self.engines.say, self.engines.died = self.instance.heard, self.instance.died
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        return VirtualLoop()
+
+    async def _new_engines(self, timing: dict[str, Timing], opened: tuple[str, ...]) -> Engines:
+        return FakeEngines(timing, opened)
 
     def _hold_down(self) -> None:
         """What has died stays dead until the suite says otherwise."""
