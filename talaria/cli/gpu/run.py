@@ -168,7 +168,12 @@ def _replay(planned: Any, cases: list[Case], endpoint: Endpoint, place: Path, *,
     from talaria.cli.console import progress
     from talaria.gpu.run.batch import Batch
     from talaria.gpu.run.kept import Kept
+    from talaria.report.files import StagedDirectory
 
+    for case in cases:
+        if case.directory is not None:  # hours later would be too late to learn that it cannot be written
+            with StagedDirectory(case.directory):
+                pass
     inputs = {**planned.document(), "cases": {case.label: case.document() for case in cases}}
     batch = Batch(planned, cases, Kept(place, inputs, resume=resume), note)
     for line in planned.notes:

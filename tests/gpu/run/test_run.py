@@ -129,6 +129,16 @@ def test_several_policies_are_reset_in_turn_and_compared(trace: str, capsys: pyt
     assert [record.seed for record in read_run("runs/no-sp")[1]] == [0, 1]
 
 
+def test_an_output_that_holds_somebodys_files_is_refused_before_anything_is_sent(
+    trace: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("")
+    with FakeGateway().serving() as gateway:
+        assert run_command(["run", "--url", gateway.url, "--trace", trace, "--out", "mine"]) == 2
+    assert "'thesis.txt', which is no earlier output" in capsys.readouterr().err and gateway.prompts == []
+
+
 def test_a_broken_run_goes_on_where_it_broke(trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["run", "--trace", trace, "--configs", "talaria,no-sp", "--out", "runs"]
     monkeypatch.setattr("talaria.gpu.run.execute.SETTLE_S", 0.2)
