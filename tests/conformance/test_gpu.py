@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from talaria.gpu.agent.calls import AgentCall
-from talaria.gpu.agent.instance import AgentInstance, Engines, Sizes
+from talaria.gpu.agent.host import Engines, Sizes
+from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.protocol.agent import CallEnded, Switched
 from talaria.gpu.protocol.engine import call_id
 from talaria.policy.calls import Call, LineKey

@@ -130,7 +130,7 @@ class _Engine:
 
 
 class FakeEngines:
-    """Implements ``agent.instance.Engines``. ``say`` and ``died`` are the instance's ears."""
+    """Implements ``agent.host.Engines``. ``say`` and ``died`` are the instance's ears."""
 
     def __init__(self, timing: dict[str, Timing], opened: Sequence[str], *, page_tokens: int = 64, kv_tokens: int = 600_000) -> None:
         self._limits = Hello(ABI, "", 0, page_tokens, kv_tokens, 256, kv_tokens)

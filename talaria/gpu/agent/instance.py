@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 from talaria.gpu.agent.calls import AgentCall, Client
 from talaria.gpu.agent.decode import DecodeClock
+from talaria.gpu.agent.host import Engines, Host, Sizes
 from talaria.gpu.agent.lines import LineBook
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
-from talaria.gpu.protocol.agent import CallEnded, Switched
-from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress, ToEngine
+from talaria.gpu.protocol.agent import Switched
+from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import (
     Admit,
@@ -66,73 +66,6 @@ BROKEN_OFF_S = 5.0
 STALE_S = 0.1
 """As above where the engine did not have the call yet: it may have closed an idle connection in that moment."""
 _HASTE_S = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of the group, in bytes over all its ranks, as far as the profile knows; else 0."""
-
-    weight_bytes: Mapping[str, int]
-    hbm_capacity_bytes: int = 0
-    host_weight_bytes: int = 0
-
-
-class Engines(Protocol):
-    """The engines of one group, one per model, of which at most one is active."""
-
-    def residency(self, model: str) -> Residency: ...
-
-    def alive(self, model: str) -> bool:
-        """Whether it takes requests, active or parked."""
-
-    def limits(self, model: str) -> Hello:
-        """What an engine that is alive said of itself."""
-
-    def refusal(self, model: str) -> str | None:
-        """Why calls for the model had better not wait: its engine does not start."""
-
-    def cached_tokens(self, model: str, prompt: PageChain) -> int:
-        """Tokens of the prompt that the device holds now."""
-
-    def kv_version(self, model: str) -> int:
-        """Changes with every change of what the device holds."""
-
-    def send(self, model: str, message: ToEngine) -> None: ...
-
-    def kill(self, model: str, why: str) -> None:
-        """It does not answer any more; its death is then reported like any other."""
-
-    async def switch(self, source: str | None, target: str) -> SwitchTimes:
-        """Park one and activate the other, by a start if it is absent. Raises EngineFailed; then ``residency`` tells of both."""
-
-    async def close(self, model: str) -> None: ...
-
-    async def reap(self, model: str) -> None:
-        """An engine has died: wait until it may be started again."""
-
-    async def flush(self, model: str) -> None:
-        """Empty the prefix cache of the active one. Raises EngineFailed."""
-
-
-class Host(Protocol):
-    """Whom the instance tells what happened."""
-
-    def call_ended(self, ended: CallEnded, key: LineKey) -> None:
-        """The last word on a call. Whoever grants leases answers a completed one with ``lease_changed``, even if there is none."""
-
-    def round_closed(self, summary: RoundSummary) -> None: ...
-
-    def switched(self, switch: Switched) -> None: ...
-
-    def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None: ...
-
-    def stepped(self, event: Event, view: EngineView, now_s: float, commands: list[Command]) -> None:
-        """Before the commands are carried out."""
-
-    def slot_opened(self) -> None:
-        """A moment at which routers want to know."""
-
-    def health_changed(self) -> None: ...
 
 
 class AgentInstance:
@@ -200,8 +133,8 @@ class AgentInstance:
         self.runs[call.id] = run
         if self._engines.alive(run.model):
             self._post(run)
-        elif (why := self._engines.refusal(run.model)) is not None:
-            self.end_early(run, 503, why)
+        elif self._scheduler.sits_out(run.model, self.view, self.clock()) and (why := self._engines.refusal(run.model)) is not None:
+            self.end_early(run, 502, why)  # not 503: that would speak of the whole instance
         else:
             self._arrive(run)
         return run
@@ -652,7 +585,7 @@ class AgentInstance:
         why = None if self._engines.alive(model) else self._engines.refusal(model)
         if why is not None:
             for call_id in list(self.view.models[model].waiting):
-                self.end_early(self.runs[call_id], 503, why)
+                self.end_early(self.runs[call_id], 502, why)
 
     def _switched(self, source: str | None, target: str, started_s: float, times: SwitchTimes) -> None:
         self._show_residency()

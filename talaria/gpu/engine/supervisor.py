@@ -27,7 +27,7 @@ _RESIDENCY: Final = {EngineState.PARKED: Residency.PARKED, EngineState.SWITCHING
 
 
 class Supervisor:
-    """Implements ``agent.instance.Engines``. ``on_down(model, why)``: an engine has died, and nothing of it is left.
+    """Implements ``agent.host.Engines``. ``on_down(model, why)``: an engine has died, and nothing of it is left.
 
     Nothing is started behind the slot scheduler's back, since a start needs the whole group: a dead model is absent, and opened again
     when the scheduler says so, but not before its back-off has passed.

@@ -1,0 +1,82 @@
+"""Around an agent's instance: the engines that carry out what it decides, and whom it tells what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from talaria.gpu.engine.switch import SwitchTimes
+from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.protocol.agent import CallEnded, Switched
+from talaria.gpu.protocol.engine import Hello, ToEngine
+from talaria.policy.calls import LineKey
+from talaria.policy.instance import Command, EngineView, Event, RoundSummary
+from talaria.policy.snapshot import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of the group, in bytes over all its ranks, as far as the profile knows; else 0."""
+
+    weight_bytes: Mapping[str, int]
+    hbm_capacity_bytes: int = 0
+    host_weight_bytes: int = 0
+
+
+class Engines(Protocol):
+    """The engines of one group, one per model, of which at most one is active."""
+
+    def residency(self, model: str) -> Residency: ...
+
+    def alive(self, model: str) -> bool:
+        """Whether it takes requests, active or parked."""
+
+    def limits(self, model: str) -> Hello:
+        """What an engine that is alive said of itself."""
+
+    def refusal(self, model: str) -> str | None:
+        """Why calls for the model had better not wait: its engine does not start."""
+
+    def cached_tokens(self, model: str, prompt: PageChain) -> int:
+        """Tokens of the prompt that the device holds now."""
+
+    def kv_version(self, model: str) -> int:
+        """Changes with every change of what the device holds."""
+
+    def send(self, model: str, message: ToEngine) -> None: ...
+
+    def kill(self, model: str, why: str) -> None:
+        """It does not answer any more; its death is then reported like any other."""
+
+    async def switch(self, source: str | None, target: str) -> SwitchTimes:
+        """Park one and activate the other, by a start if it is absent. Raises EngineFailed; then ``residency`` tells of both."""
+
+    async def close(self, model: str) -> None: ...
+
+    async def reap(self, model: str) -> None:
+        """An engine has died: wait until it may be started again."""
+
+    async def flush(self, model: str) -> None:
+        """Empty the prefix cache of the active one. Raises EngineFailed."""
+
+
+class Host(Protocol):
+    """Whom the instance tells what happened."""
+
+    def call_ended(self, ended: CallEnded, key: LineKey) -> None:
+        """The last word on a call. Whoever grants leases answers a completed one with ``lease_changed``, even if there is none."""
+
+    def round_closed(self, summary: RoundSummary) -> None: ...
+
+    def switched(self, switch: Switched) -> None: ...
+
+    def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None: ...
+
+    def stepped(self, event: Event, view: EngineView, now_s: float, commands: list[Command]) -> None:
+        """Before the commands are carried out."""
+
+    def slot_opened(self) -> None:
+        """A moment at which routers want to know."""
+
+    def health_changed(self) -> None: ...

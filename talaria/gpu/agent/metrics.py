@@ -1,0 +1,45 @@
+"""What monitoring asks an agent for, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from talaria.gpu.agent.instance import AgentInstance
+from talaria.gpu.agent.telemetry import Telemetry
+
+
+class _Instance(Collector):
+    def __init__(self, instance: AgentInstance, telemetry: Telemetry) -> None:
+        self._instance, self._telemetry = instance, telemetry
+
+    def collect(self) -> Iterator[Metric]:
+        instance = self._instance
+        yield GaugeMetricFamily("talaria_agent_healthy", "Whether the instance can serve.", float(instance.healthy()))
+        calls = GaugeMetricFamily("talaria_agent_calls", "Calls now.", labels=("model", "state"))
+        active = GaugeMetricFamily("talaria_agent_model_active", "Whether the model is the active one.", labels=("model",))
+        for name, model in instance.view.models.items():
+            for state, items in (("waiting", model.waiting), ("running", model.running), ("held", model.held)):
+                calls.add_metric((name, state), len(items))
+            active.add_metric((name,), float(name == instance.view.active))
+        yield calls
+        yield active
+        yield GaugeMetricFamily("talaria_agent_rounds", "Rounds since the last reset.", instance.rounds)
+        ended = CounterMetricFamily("talaria_agent_calls_ended", "Calls that have ended.", labels=("outcome",))
+        for outcome, count in self._telemetry.calls.items():
+            ended.add_metric((outcome,), count)
+        yield ended
+        switches = CounterMetricFamily("talaria_agent_switches", "Switches and opens.", labels=("path",))
+        for path, count in self._telemetry.switches.items():
+            switches.add_metric((path,), count)
+        yield switches
+
+
+def exposition(instance: AgentInstance | None, telemetry: Telemetry) -> bytes:
+    registry = CollectorRegistry()
+    if instance is not None:
+        registry.register(_Instance(instance, telemetry))
+    return generate_latest(registry)

@@ -1,0 +1,195 @@
+"""The agent's one port: the gateway's link, its submissions, and what monitoring asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+import talaria
+from talaria.gpu.agent.instance import AgentInstance
+from talaria.gpu.agent.metrics import exposition
+from talaria.gpu.agent.relay import Failure, Relay, error_response, pass_through
+from talaria.gpu.agent.telemetry import Outbox, Telemetry, as_json
+from talaria.gpu.engine.errors import EngineFailed
+from talaria.gpu.gateway.dialects import COUNT_TOKENS
+from talaria.gpu.protocol import agent as wire
+from talaria.gpu.protocol.engine import ABI
+from talaria.policy.calls import Call, LineKey
+from talaria.policy.codec import CODEC, CodecError
+
+LARGEST_HEADER_BYTES: Final = 65_536
+_log = logging.getLogger("talaria.agent")
+_decode = msgspec.msgpack.Decoder(wire.FromGateway).decode
+_decode_submit = msgspec.json.Decoder(wire.Submit).decode
+
+
+class AgentServer:
+    """``instance`` is None until the engines are up: the port is open before, so that a gateway sees that the agent lives."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, url: Callable[[str], str], key: str | None, outbox: Outbox, telemetry: Telemetry
+    ) -> None:  # fmt: skip
+        self.instance: AgentInstance | None = None
+        self._http, self._url, self._key = http, url, key
+        self._outbox, self._telemetry = outbox, telemetry
+        self._gateway = ""
+        self._resetting = False
+        self._up = asyncio.Event()
+
+    def begin(self, instance: AgentInstance) -> None:
+        """The engines are up: calls are taken and gateways are greeted."""
+        self.instance = instance
+        self._up.set()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET" and request.path == "/health":
+            return web.json_response({"status": "starting" if self.instance is None else "ok" if self.instance.healthy() else "unhealthy"})
+        if not self._allowed(request):
+            return error_response(request.path, Failure(401, "the agent's key is needed"))
+        if request.method == "GET" and request.path == wire.LINK_PATH:
+            return await self._link(request)
+        if request.method == "GET" and request.path == "/metrics":
+            return web.Response(body=exposition(self.instance, self._telemetry), content_type="text/plain")
+        if request.method == "POST" and request.path.startswith("/v1/"):
+            return await self._post(request)
+        return error_response(request.path, Failure(404, "no such path"))
+
+    def _allowed(self, request: web.BaseRequest) -> bool:
+        if self._key is None:
+            return True
+        return hmac.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {self._key}".encode())
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    async def _post(self, request: web.BaseRequest) -> web.StreamResponse:
+        instance = self.instance
+        if instance is None or self._resetting:
+            return error_response(request.path, Failure(503, "the instance is starting"))
+        body = await _read(request)
+        if request.path == COUNT_TOKENS.path:
+            return await self._count_tokens(request, body)
+        try:
+            submit = _decode_submit(request.headers.get(wire.SUBMIT_HEADER, ""))
+            call = CODEC.decode(msgspec.json.decode(submit.call))
+        except (msgspec.DecodeError, CodecError):
+            return error_response(request.path, Failure(400, f"{wire.SUBMIT_HEADER} cannot be read"))
+        if not isinstance(call, Call) or call.key.model not in instance.view.models:
+            return error_response(request.path, Failure(404, "the call's model is not served here"))
+        if call.id in instance.runs:
+            return error_response(request.path, Failure(503, "a call of this number is under way"))
+        return await Relay(self._http, self._url, request, body).run(instance, call, submit.seq, submit.deadline_s)
+
+    async def _count_tokens(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+        """Needs no slot, only an engine that is there."""
+        try:
+            model = msgspec.json.decode(body)["model"]
+            url = self._url(model)
+        except (msgspec.DecodeError, TypeError, KeyError):
+            return error_response(request.path, Failure(404, "the model is not served here"))
+        except EngineFailed:
+            return error_response(request.path, Failure(503, "the model is not open here"))
+        return await pass_through(self._http, url, request, body)
+
+    # --- the link --------------------------------------------------------------------------------------------------
+
+    async def _link(self, request: web.BaseRequest) -> web.StreamResponse:
+        """A gateway's link, until either side ends it; a new one takes the place of an earlier one."""
+        socket = web.WebSocketResponse(max_msg_size=0, compress=False, heartbeat=20.0)
+        await socket.prepare(request)
+        await self._up.wait()
+        instance = self.instance
+        assert instance is not None
+        gateway = request.headers.get(wire.GATEWAY_HEADER, "")
+        if gateway != self._gateway:
+            self._gateway = gateway
+            instance.renumbered()
+        queue = self._outbox.open()
+        self._greet()
+        writer = asyncio.create_task(_write(socket, queue))
+        try:
+            async for frame in socket:
+                if frame.type is aiohttp.WSMsgType.BINARY:
+                    await self._heard(instance, _decode(frame.data))
+        except msgspec.DecodeError:
+            _log.error("event=link_garbled")
+        finally:
+            if self._outbox.serves(queue):
+                self._outbox.close()
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await writer
+        return socket
+
+    def _greet(self) -> None:
+        instance = self.instance
+        assert instance is not None
+        hello = wire.AgentHello(
+            instance=instance.id, version=talaria.__version__, abi=ABI, now_s=wire.now_s(), capabilities=as_json(instance.capabilities),
+            models=instance.most_prompt_tokens(), leases=instance.live_leases(),
+        )  # fmt: skip
+        self._outbox.send(hello)
+        self._telemetry.publish()
+
+    async def _heard(self, instance: AgentInstance, message: wire.FromGateway) -> None:
+        match message:
+            case wire.Lease(key, expires_s):
+                instance.lease_changed(LineKey(*key), expires_s)
+            case wire.Forget(key):
+                instance.forget(LineKey(*key))
+            case wire.Void(seq):
+                instance.seen.add(seq)
+            case wire.Reset():
+                await self._reset(instance, message)
+
+    async def _reset(self, instance: AgentInstance, message: wire.Reset) -> None:
+        """Once idle; the gateway sends nothing before it is greeted again."""
+        self._resetting = True
+        try:
+            while not instance.idle:
+                await asyncio.sleep(0.01)
+            self._telemetry.recording = False
+            await instance.reset(CODEC.decode(msgspec.json.decode(message.knobs)), session_prefill=message.session_prefill)
+            self._telemetry.recording = message.record
+        except EngineFailed as error:
+            _log.error("event=reset_failed why=%s", error)
+        finally:
+            self._resetting = False
+        self._greet()
+
+
+async def _read(request: web.BaseRequest) -> bytes:
+    """The whole body; its gateway has limited it."""
+    parts = []
+    while part := await request.content.readany():
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _write(socket: web.WebSocketResponse, queue: asyncio.Queue[bytes | None]) -> None:
+    while (data := await queue.get()) is not None:
+        await socket.send_bytes(data)
+    await socket.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(server: AgentServer, host: str, port: int) -> AsyncIterator[int]:
+    """The port on which ``server`` answers, until the block ends. Raises OSError where it cannot listen."""
+    web_server: Any = web.Server(
+        server.handle, handler_cancellation=True, access_log=None, keepalive_timeout=75.0, max_line_size=LARGEST_HEADER_BYTES,
+        max_field_size=LARGEST_HEADER_BYTES,
+    )  # fmt: skip
+    runner = web.ServerRunner(web_server, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=2048).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
