@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -171,8 +170,8 @@ class Dispatcher:
     def submission(self, live: LiveCall, instance: InstanceState) -> str:
         """What ``SUBMIT_HEADER`` says of the call."""
         assert live.routed is not None
-        call = json.dumps(CODEC.encode(live.call), separators=(",", ":")).encode()
-        submit = wire.Submit(instance.numbers.sent(live.routed.seq), msgspec.Raw(call), live.call.deadline_s)
+        call = msgspec.Raw(_encode(CODEC.encode(live.call)))
+        submit = wire.Submit(instance.numbers.sent(live.routed.seq), call, live.call.deadline_s)
         return _encode(submit).decode()
 
     def lost(self, live: LiveCall, *, arrived: bool) -> None:
@@ -523,8 +522,8 @@ def _shed(overloaded: Overloaded) -> Problem:
     return Problem(503, f"overloaded: {overloaded.reason}", kind="overloaded", retry_after_s=SHED_RETRY_S)
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(CODEC.encode(value), separators=(",", ":")).encode()
+def _json(value: object) -> bytes:
+    return _encode(CODEC.encode(value))
 
 
 def _row(live: LiveCall) -> records.CallRow:
