@@ -51,7 +51,7 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
 
 def _engine(engine: EngineFacts) -> Iterator[Finding]:
     if engine.error:
-        fix = "install it there: pip install 'talaria[gpu]', or name another engine.python"
+        fix = "install it there: pip install '.[gpu]' in a checkout, or name another engine.python"
         yield Finding("fail", "engine", f"{engine.python}: {engine.error}", fix)
     elif engine.version != engine.tested:
         yield Finding("warn", "engine", f"SGLang {engine.version}; tested with {engine.tested}", f"pip install sglang=={engine.tested}")
