@@ -7,9 +7,12 @@ name in KV events is the digest's first 8 bytes as a signed big-endian integer. 
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import Final
 
 TOKEN_BYTES: Final = 4
+_NAME: Final = struct.Struct(">q24x")
+"""In a digest."""
 
 
 class PageChain:
@@ -25,19 +28,18 @@ class PageChain:
         self.extend(tokens)
 
     def extend(self, tokens: bytes) -> None:
-        """Append tokens. Takes about 1 µs a page."""
+        """Append tokens. Takes about half a microsecond a page, and as much for 100 tokens."""
         self.tokens += len(tokens) // TOKEN_BYTES
-        data = memoryview(self._rest + tokens)
+        data = self._rest + tokens
         page_bytes = self.page_tokens * TOKEN_BYTES
-        digest, hashes, sha256 = self._digest, self.hashes, hashlib.sha256
         full = len(data) - len(data) % page_bytes
+        digest, digests, sha256 = self._digest, [], hashlib.sha256
         for at in range(0, full, page_bytes):
-            page = sha256(digest)
-            page.update(data[at : at + page_bytes])
-            digest = page.digest()
-            hashes.append(int.from_bytes(digest[:8], "big", signed=True))
+            digest = sha256(digest + data[at : at + page_bytes]).digest()
+            digests.append(digest)
+        self.hashes += [name for (name,) in _NAME.iter_unpack(b"".join(digests))]
         self._digest = digest
-        self._rest = bytes(data[full:])
+        self._rest = data[full:]
 
     def copy(self) -> PageChain:
         """The same sequence so far, to be continued differently."""
