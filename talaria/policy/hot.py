@@ -29,14 +29,14 @@ class HotSlots:
 
     def __init__(self, knobs: Knobs) -> None:
         self._knobs = knobs
-        self._switching = Switching()
+        self.switching = Switching()
         self._slot: Slot | None = None
         """The busy period: from the first call after idleness, cut where it is summed up."""
         self._reports = 0
 
     @property
     def phase(self) -> str:
-        if self._switching.target is not None:
+        if self.switching.target is not None:
             return "switch"
         return self._slot.phase if self._slot is not None else "idle"
 
@@ -44,10 +44,10 @@ class HotSlots:
         """As ``SlotScheduler.step``."""
         commands: list[Command] = []
         if type(event) is SwitchDone or type(event) is SwitchFailed:
-            self._switching.end(event, now_s)
+            self.switching.end(event, now_s)
         elif type(event) is EngineDown:
             self._slot = None
-            self._switching.target = None
+            self.switching.target = None
         elif self._slot is not None:
             self._slot.absorb(event, view.models[self._slot.model], now_s)
         if view.healthy:
@@ -60,10 +60,10 @@ class HotSlots:
     def _reopen(self, view: EngineView, now_s: float, commands: list[Command]) -> None:
         """The pinned model comes back after its engine died, at once or when a failed attempt may be repeated."""
         pinned = next(iter(view.models))
-        if self._switching.sits_out(pinned, now_s):
-            commands.append(Wait(min(self._switching.retries_s(now_s))))
-        elif self._switching.target is None:
-            self._switching.begin(view, pinned, now_s, commands)
+        if self.switching.sits_out(pinned, now_s):
+            commands.append(Wait(min(self.switching.retries_s(now_s))))
+        elif self.switching.target is None:
+            self.switching.begin(view, pinned, now_s, commands)
 
     def _advance(self, name: str, view: EngineView, now_s: float, commands: list[Command]) -> None:
         model = view.models[name]

@@ -98,6 +98,10 @@ class SlotScheduler:
                 self._advance(self._slot, view, now_s, commands)
         return commands
 
+    def sits_out(self, name: str, view: EngineView, now_s: float) -> bool:
+        """Whether a switch to the model failed so lately that it is not tried again yet."""
+        return (self._hot.switching if view.capabilities.hot else self._switching).sits_out(name, now_s)
+
     def phase(self, view: EngineView) -> str:
         """Where the instance stands in SPEC §4.1: idle, switch, P, D1, SP, D, Dfin, or linger within D."""
         if view.capabilities.hot:

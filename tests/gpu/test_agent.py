@@ -177,7 +177,7 @@ def test_a_model_that_cannot_start_is_refused_and_the_other_serves(tmp_path: Pat
     async def scene(agent: AgentProcess) -> None:
         await agent.call("m1", "s", {"messages": messages("hi"), "max_tokens": 3})
         number, status, content = await agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 3})
-        assert (status, agent.ended[number].outcome) == (503, "failed") and b"m0" in content
+        assert (status, agent.ended[number].outcome) == (502, "failed") and b"m0" in content
         await agent.call("m1", "s", {"messages": messages("hi"), "max_tokens": 3})
 
     document = stub_document(tmp_path)

@@ -44,7 +44,7 @@ class Stage:
         return [asyncio.create_task(self._call(model, number, tokens, **more)) for number in range(count)]
 
     async def _call(self, model: str, number: int, tokens: int, **more: Any) -> Ending:
-        path, prompt = PATHS[number % len(PATHS)], f"{model} begins number {number}"
+        path, prompt = PATHS[number % len(PATHS)], f"{model} begins number {number}: " + 200 * "words "
         ending = await self.caller.ask(model, prompt, tokens, path=path, session=f"{model}-{number}", **more)
         assert self.world.right(path, model, prompt, tokens, ending.text, ending.outcome == "completed"), ending
         return ending

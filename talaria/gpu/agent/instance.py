@@ -107,6 +107,7 @@ class AgentInstance:
     def _begin(self, knobs: Knobs, capabilities: Capabilities) -> None:
         """A fresh scheduler and empty books, over the engines as they are."""
         self.capabilities = capabilities
+        self.knobs = knobs
         self.rounds = 0
         self.deadline_risk = 0
         self.seen = SeenSubmissions()

@@ -12,7 +12,7 @@ class BackoffPolicy:
     cap_s: float = 300.0
     """Longest wait; an engine that has lived this long has failed for the first time again."""
     attempts: int = 2
-    """Starts that may fail in a row before calls are refused while the wait lasts, instead of waiting too."""
+    """Starts that may fail in a row before calls are refused instead of waiting too."""
 
 
 class Backoff:
@@ -45,7 +45,8 @@ class Backoff:
         self.until_s = now_s + wait_s
 
     def refusal(self, now_s: float) -> str | None:
-        """Why calls had better not wait for this engine; None where they may."""
-        if self._failed_starts < self._policy.attempts or now_s >= self.until_s:
+        """Why calls had better not wait until this engine is tried again; None where they may."""
+        if self._failed_starts < self._policy.attempts:
             return None
-        return f"{self.why} (failed {self._failures} times, tried again in {self.until_s - now_s:.0f} s)"
+        again = f", tried again in {self.until_s - now_s:.0f} s at the earliest" if now_s < self.until_s else ""
+        return f"{self.why} (failed {self._failures} times{again})"
