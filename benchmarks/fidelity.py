@@ -20,7 +20,7 @@ import yaml
 
 from talaria.workload.open import open_workload
 from talaria.workload.rules import TraceHeader
-from talaria.workload.trace import write_trace
+from talaria.workload.trace import TraceFile, write_trace
 
 CPU = Path(__file__).resolve().parents[1] / "tests" / "gpu" / "cpu"
 MODELS = ("qwen3", "llama")
@@ -74,7 +74,9 @@ def program(name: str, directory: Path, *arguments: str, codes: tuple[int, ...] 
 def fidelity(directory: Path, repetitions: int) -> dict[str, Any]:
     """The validation document of a prepared directory."""
     replay = ("--trace", "trace.jsonl", "--arrivals", "closed_pool:4", "--seeds", str(repetitions), "--out")
-    program("talaria-gpu", directory, "profile", "cluster.yaml", "-o", "measured.json", "--max-tokens", "3072")
+    sessions = TraceFile(directory / "trace.jsonl").sessions()
+    longest = max(call.prompt_tokens + call.output_tokens for session in sessions for call in session.calls)
+    program("talaria-gpu", directory, "profile", "cluster.yaml", "-o", "measured.json", "--max-tokens", str(longest))
     document = yaml.safe_load((directory / "cluster.yaml").read_text())
     document["policy"] = {"profile": str((directory / "measured.json").resolve())}
     (directory / "cluster.yaml").write_text(yaml.safe_dump(document))

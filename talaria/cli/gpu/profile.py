@@ -94,20 +94,21 @@ def _write(cluster: Any, measured: Any, files: Any, out: Path, open_s: float | N
 
     from talaria.cli.console import show_json, show_rows
     from talaria.gpu.doctor.machine import gpus
-    from talaria.gpu.profiling.write import profile as made
-    from talaria.gpu.profiling.write import scenario
+    from talaria.gpu.profiling import write
     from talaria.report.files import write_atomically
 
     found = gpus()
     source = f"talaria-gpu profile, {time.strftime('%Y-%m-%d')}, {found[0].name if found else 'CPU'}"
-    file = made(
+    points = write.points(
         measured, cluster, files, name=out.stem, source=source, open_s=open_s, gpu=found[0].name if found else None,
         hbm_bytes=found[0].memory_bytes if found else None, base=base,
     )  # fmt: skip
-    beside = out.with_name(f"{out.stem}-scenario.yaml")
+    raw, beside = out.with_name(f"{out.stem}-points.json"), out.with_name(f"{out.stem}-scenario.yaml")
+    write_atomically(raw, points.model_dump_json(by_alias=True, exclude_none=True, indent=1).encode())
+    file = write.profile(points, measured)
     write_atomically(out, file.text().encode())
-    write_atomically(beside, yaml.safe_dump(scenario(cluster, out, GAP_CAP_S), sort_keys=False).encode())
-    note(f"written: {out} and {beside}")
+    write_atomically(beside, yaml.safe_dump(write.scenario(cluster, out, GAP_CAP_S), sort_keys=False).encode())
+    note(f"written: {out}, {raw} and {beside}")
     if as_json:
         show_json({"schema": "talaria.profiled/1", "profile": str(out), "scenario": str(beside), "fits": file.document()["fits"]})
         return

@@ -8,7 +8,7 @@ from typing import NamedTuple
 SHARE_OF_KV = 0.6
 """Of the KV pool that one measurement fills at most."""
 NEW = (8, 64, 256, 1024, 4096, 16384)
-CACHED = (0, 512, 2048, 8192, 32768)
+CACHED = (0, 256, 1024, 4096, 16384, 65536)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (128, 512, 2048, 8192, 32768)
 DECODE_TOKENS = 96

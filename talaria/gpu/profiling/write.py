@@ -22,18 +22,22 @@ MOST_CV = 0.5
 """A repetition that was disturbed says nothing about the engine."""
 
 
-def profile(
+def points(
     measured: Measured, cluster: ClusterConfig, files: dict[str, ModelFiles], *, name: str, source: str, open_s: float | None,
     gpu: str | None, hbm_bytes: int | None, base: str | None,
-) -> ProfileFile:  # fmt: skip
+) -> PointsFile:  # fmt: skip
     """``source`` says when and on what. ``open_s``: of one model, None where nobody saw an engine start. Raises InputError."""
     tp = max(instance.tp for instance in cluster.instances)
     models = {model: _model_points(found, files[model], cluster, model, tp, source, open_s) for model, found in measured.models.items()}
-    points = PointsFile(
+    return PointsFile(
         schema="talaria.points/1", name=name, description=f"Measured on the cluster {cluster.name} by talaria-gpu profile.", source=source,
         base=base, gpu=gpu or ("CPU" if base is None else None), hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
         models=models,
     )  # fmt: skip
+
+
+def profile(points: PointsFile, measured: Measured) -> ProfileFile:
+    """The fits of ``points``. Raises InputError if they do not determine a curve."""
     return _with_a_floor(fit_profile(points, where="talaria-gpu profile")[0], measured)
 
 
