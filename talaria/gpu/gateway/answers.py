@@ -75,12 +75,13 @@ class Answer:
             self._timer = None
 
     def _tick(self) -> None:
-        loop = self._loop
+        now_s = self._loop.time()
         due_s = self._written_s + self._keep_alive_s
-        if loop.time() >= due_s and self._between_events and self._stream is not None:
-            self._comment = loop.create_task(self._say_comment(self._stream))
-            due_s = loop.time() + self._keep_alive_s
-        self._timer = loop.call_at(max(due_s, loop.time() + 0.01), self._tick)
+        if now_s >= due_s:
+            if self._between_events and self._stream is not None:
+                self._comment = self._loop.create_task(self._say_comment(self._stream))
+            due_s = now_s + self._keep_alive_s
+        self._timer = self._loop.call_at(due_s, self._tick)
 
     async def _say_comment(self, stream: web.StreamResponse) -> None:
         try:

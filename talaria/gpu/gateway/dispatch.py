@@ -490,9 +490,11 @@ class Dispatcher:
             self.resetting = False
 
     def _begin_anew(self, router: str, knobs: Knobs, session_prefill: bool, recording: Recording | None) -> None:
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-            self._poll_timer = None
+        for timer in (self._poll_timer, self._lease_timer):
+            if timer is not None:
+                timer.cancel()
+        self._poll_timer = self._lease_timer = None
+        self._waiting.clear()
         capabilities = {name: replace(item, session_prefill=session_prefill) for name, item in self._capabilities.items()}
         self._knobs, self._router_name, self._capabilities = knobs, router, capabilities
         arguments = {"instances": capabilities, "knobs": knobs}
