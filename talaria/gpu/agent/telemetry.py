@@ -18,6 +18,7 @@ from talaria.policy.instance import Command, EngineView, Event, RoundSummary
 from talaria.report.declog import as_line, slots_record
 
 HEARTBEAT_S: Final = 4.0
+"""At the longest: it must come before a router takes the last snapshot for stale."""
 MIN_INTERVAL_S: Final = 1.0
 """Slots that open sooner after the last snapshot wait for the heartbeat."""
 MOST_UNSENT: Final = 100_000
@@ -114,8 +115,9 @@ class Telemetry:
         """Until cancelled: what has changed since its last snapshot is published, what has not is only known to be alive."""
         assert self.instance is not None
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            if self._clock() - self.instance.published_s < 0.5 * HEARTBEAT_S:
+            heartbeat_s = min(HEARTBEAT_S, 0.8 * self.instance.knobs.stale_after_s)
+            await asyncio.sleep(heartbeat_s)
+            if self._clock() - self.instance.published_s < 0.5 * heartbeat_s:
                 continue
             if self.instance.changed:
                 self.publish()

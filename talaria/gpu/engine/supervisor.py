@@ -128,11 +128,18 @@ class Supervisor:
         return result
 
     async def flush(self, model: str) -> None:
-        """Empty the prefix cache of the active, idle model. Raises EngineFailed."""
-        try:
-            await self.engines[model].flush()
-        except Busy as busy:
-            raise EngineFailed(f"{model!r} cannot be flushed: {busy}") from busy
+        """Empty the prefix cache of the active, idle model; an engine that still lets go of a call is given a few seconds.
+
+        Raises EngineFailed.
+        """
+        until_s = time.monotonic() + _DRAIN_S
+        while True:
+            try:
+                return await self.engines[model].flush()
+            except Busy as busy:
+                if time.monotonic() >= until_s:
+                    raise EngineFailed(f"{model!r} cannot be flushed: {busy}") from busy
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, model: str) -> None:
         await self.engines[model].stop()
