@@ -120,14 +120,16 @@ class Dispatcher:
 
     # --- a call's life ---------------------------------------------------------------------------------------------
 
-    def open(self, tenant: Tenant, session: Session, model: str, asked: Conversation, enqueued_s: float) -> LiveCall:
-        """Accept a call. Raises Problem where a limit is reached."""
+    def open(
+        self, tenant: Tenant, session: Session, model: str, asked: Conversation, enqueued_s: float, output_tokens: int | None = None
+    ) -> LiveCall:
+        """Accept a call. ``output_tokens``: where its request says how many there will be. Raises Problem where a limit is reached."""
         self.check_limits(tenant)
         begun = self.book.begin(tenant.name, session.name, session.signal, model, asked, enqueued_s)
         self._numbers += 1
         call = Call(
-            self._numbers, begun.line.key, begun.turn, enqueued_s, begun.prompt_tokens, begun.reusable_tokens, None, begun.continues,
-            enqueued_s + self.settings.limits.call_deadline_s, False,
+            self._numbers, begun.line.key, begun.turn, enqueued_s, begun.prompt_tokens, begun.reusable_tokens, output_tokens,
+            begun.continues, enqueued_s + self.settings.limits.call_deadline_s, False,
         )  # fmt: skip
         live = LiveCall(call.id, tenant, begun, call)
         self._live[live.id] = live

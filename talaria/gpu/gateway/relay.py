@@ -64,7 +64,7 @@ class Relay:
         asked = requests.read(endpoint, await read_body(request, settings.limits.body_bytes), settings)
         said = conversation(endpoint, asked.document)
         session = session_of(tenant.name, request.headers, asked.document, said.root)
-        live = dispatcher.open(tenant, session, asked.model, said, enqueued_s)
+        live = dispatcher.open(tenant, session, asked.model, said, enqueued_s, asked.output_tokens)
         answer = Answer(request, endpoint, live.id, settings.limits.keep_alive_s)
         outcome, why = "failed", "the gateway failed"
         try:

@@ -10,6 +10,8 @@ import msgspec
 from talaria.gpu.gateway.dialects import RESPONSES, Endpoint, Problem
 from talaria.gpu.gateway.settings import Settings
 
+MOST_OUTPUT_TOKENS = 10_000_000
+
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -23,6 +25,15 @@ class ClientRequest:
     stream: bool
     document: dict[str, Any]
     body: bytes
+
+    @property
+    def output_tokens(self) -> int | None:
+        """How many there will be, where the request leaves no choice, as in a replay: the end of sequence is ignored up to a limit."""
+        document = self.document
+        if document.get("ignore_eos") is not True:
+            return None
+        limit = document.get("max_completion_tokens") or document.get("max_tokens")
+        return limit if type(limit) is int and 0 < limit < MOST_OUTPUT_TOKENS else None
 
 
 def read(endpoint: Endpoint, body: bytes, settings: Settings) -> ClientRequest:
