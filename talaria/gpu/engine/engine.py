@@ -217,7 +217,7 @@ class _Run:
         if Path(model.path).is_absolute() and not Path(model.path).is_dir():  # SGLang would take it for a name on a hub
             raise FileNotFoundError(f"no model at {model.path}")
         assert holds.path is not None, "the hold server listens before any engine starts"
-        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_urlsafe(24))
+        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24))
         log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{name}")
         words = command.command(name, model, instance, settings, place)
         environment = command.environment(name, model, instance, settings, place, holds.path)
