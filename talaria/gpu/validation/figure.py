@@ -32,6 +32,8 @@ def draw(validation: Validation) -> Any:
 
 
 def _against(axes: Any, simulated: dict[Any, float], measured: dict[Any, float], colour: str) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     keys = [key for key in measured if key in simulated]
     x, y = np.array([measured[key] for key in keys]), np.array([simulated[key] for key in keys])
     axes.scatter(x, y, s=9, color=colour, alpha=0.5, linewidths=0)
@@ -39,3 +41,6 @@ def _against(axes: Any, simulated: dict[Any, float], measured: dict[Any, float],
         low, high = max(min(x.min(), y.min()), 1e-3), max(x.max(), y.max(), 2e-3)
         axes.plot((low, high), (low, high), color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
         axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())

@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from talaria.cli.gpu import run_command
+from talaria.policy.codec import CODEC
+from talaria.report.declog import read_log
 from talaria.report.files import read_run
 from talaria.report.replay import replay
 from talaria.workload.rules import TraceHeader
@@ -50,6 +52,9 @@ def test_a_served_cluster_replays_a_trace(cluster: str, capsys: pytest.CaptureFi
         assert set(record.calls["output_tokens"].tolist()) == {8, 6, 5, 4} and (record.calls["prompt_tokens"] > 0).all()
         found = replay(Path("run", config, "decisions.jsonl"))
         assert (found.count, found.first) == (0, []) and found.decisions > 100
+        placed = [record for _, record in read_log(Path("run", config, "decisions.jsonl")) if record.get("do") == "place"]
+        told = {CODEC.decode(record["args"])[0].expected_output_tokens for record in placed}
+        assert told == {8, 6, 5, 4}, "policies know what is forced, as in the simulator"
     assert printed["configs"]["talaria"]["metrics"]["kv_device"] > 0.5, "returns find their prefix on the device"
 
 
