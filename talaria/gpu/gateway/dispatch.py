@@ -42,6 +42,9 @@ LEASE_END_DELAY_S: Final = 0.02
 """A return reaches its instance before the end of the lease that it uses: a slot that lingers must not close in its face."""
 EXPLAINED: Final = 256
 """Placements whose reasons are kept."""
+EXPLAINING_SHARE: Final = 0.02
+"""Of the event loop's time, at the most: with many instances an explanation costs many times the placement."""
+EXPLAINING_SAVED_S: Final = 0.1
 SHED_RETRY_S: Final = 5.0
 SILENCES: Final = 2.0
 """So many times as long as a snapshot is fresh may a link say nothing: heartbeats wait for snapshots and may come late."""
@@ -59,7 +62,8 @@ class Placement(NamedTuple):
     session: str
     line: str
     attempt: int
-    explanation: Explanation
+    explanation: Explanation | None
+    """None: too many placements at once to explain them all."""
     answer: str
     """The instance, or the overload policy's action and its reason."""
 
@@ -101,6 +105,8 @@ class Dispatcher:
         self._poll_at = 0.0
         """On the loop's clock: uvloop's timers do not say when they are due."""
         self._lease_timer: asyncio.TimerHandle | None = None
+        self._explaining = (EXPLAINING_SAVED_S, time.perf_counter())
+        """Seconds that may be spent on explanations, as of then."""
 
     def add(self, agent: Agent) -> None:
         self.instances[agent.name] = InstanceState(agent)
@@ -254,7 +260,7 @@ class Dispatcher:
     def _decide(self, live: LiveCall) -> Routed | Overloaded:
         began = time.perf_counter()
         now, call = now_s(), live.call
-        explanation = self._plain.explain(call, now)
+        explanation = self._explain(call, now, began)
         decision = self._router.place(call, now)
         answer = decision.instance if isinstance(decision, Routed) else f"{decision.action}: {decision.reason}"
         self.explained.append(Placement(live.id, call.key.tenant, call.key.session, call.key.line, live.attempts, explanation, answer))
@@ -266,6 +272,17 @@ class Dispatcher:
         self._arm()
         self.metrics.place_s.observe(time.perf_counter() - began)
         return decision
+
+    def _explain(self, call: Call, now: float, began: float) -> Explanation | None:
+        """Every placement, as long as explaining takes no more than its share of the event loop and what it had saved of it."""
+        left_s, at = self._explaining
+        left_s = min(EXPLAINING_SAVED_S, left_s + (began - at) * EXPLAINING_SHARE)
+        explanation = None
+        if left_s > 0.0:
+            explanation = self._plain.explain(call, now)
+            left_s -= time.perf_counter() - began
+        self._explaining = (left_s, began)
+        return explanation
 
     async def _queued(self, live: LiveCall, overloaded: Overloaded) -> Routed:
         if overloaded.action == "shed":

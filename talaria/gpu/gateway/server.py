@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from talaria.gpu.gateway.admin import Admin
 from talaria.gpu.gateway.dialects import CALLS, COUNT_TOKENS, OTHER, Endpoint, Problem
-from talaria.gpu.gateway.dispatch import Dispatcher
+from talaria.gpu.gateway.dispatch import Dispatcher, Placement
 from talaria.gpu.gateway.openapi import document as openapi_document
 from talaria.gpu.gateway.relay import Relay
 
@@ -140,14 +140,7 @@ class GatewayServer:
             for item in reversed(self._dispatcher.explained)
             if (session is None or item.session.startswith(session)) and (call is None or str(item.call) == call)
         ]
-        return json_response(
-            {
-                "placements": [
-                    {**item._asdict(), "explanation": item.explanation.as_dict(), "text": item.explanation.text()}
-                    for item in kept[: _limit(request)]
-                ]
-            }
-        )
+        return json_response({"placements": [_placement(item) for item in kept[: _limit(request)]]})
 
 
 def _limit(request: web.BaseRequest) -> int:
@@ -155,6 +148,11 @@ def _limit(request: web.BaseRequest) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 10_000:
         raise Problem(400, "limit must be a number from 1 to 10000")
     return int(text)
+
+
+def _placement(item: Placement) -> dict[str, Any]:
+    why = item.explanation
+    return {**item._asdict(), "explanation": why and why.as_dict(), "text": why.text() if why else f"call {item.call}: {item.answer}"}
 
 
 def _session(name: tuple[str, str], entry: Any, dispatcher: Dispatcher) -> dict[str, Any]:
