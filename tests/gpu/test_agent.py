@@ -274,3 +274,18 @@ def test_counting_tokens_needs_no_slot(tmp_path: Path) -> None:
             assert answer.status == 200 and (await answer.json())["input_tokens"] > 0
 
     play(tmp_path, scene)
+
+
+def test_a_hot_instance_admits_at_once_never_switches_and_comes_back_after_a_death(tmp_path: Path) -> None:
+    async def scene(agent: AgentProcess) -> None:
+        body = {"messages": messages("hi"), "max_tokens": 50, "ignore_eos": True}
+        calls = [agent.call("m0", f"s{number}", body) for number in range(8)]
+        for number, status, _ in await asyncio.gather(*calls):
+            assert (status, agent.ended[number].outcome, agent.ended[number].output_tokens) == (200, "completed", 50)
+        assert agent.of(wire.Switched) == [] and all(not agent.ended[number].by_sp for number in agent.ended)
+        os.kill(agent.engine_pid("m0"), signal.SIGKILL)
+        number, status, _ = await agent.call("m0", "after", body)
+        assert (status, agent.ended[number].outcome) == (200, "completed")
+        assert [switch.path for switch in agent.of(wire.Switched)] == ["open"]
+
+    play(tmp_path, scene, instances=({"name": "g0", "pool": "hot", "models": ["m0"]},))

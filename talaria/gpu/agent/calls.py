@@ -68,8 +68,7 @@ class AgentCall:
         """Of the prompt."""
         self.arrived = False
         """The slot scheduler knows it."""
-        self.first_token_s = self.admitted_s = -1.0
-        self.by_sp = self.over = False
+        self.over = False
         self.dropped = ""
         """Why it is being ended early, while its engine still has to let go of it."""
         self.parked = self.arrived_round = self.rounds_waited = self.attempts = 0
@@ -77,6 +76,8 @@ class AgentCall:
 
     def start_over(self) -> None:
         """Nothing of it is in an engine: before its first one, and after that died."""
+        self.first_token_s = self.admitted_s = -1.0
+        self.by_sp = False
         self.posted = self.ready = False
         """``ready``: the engine holds it, rendered and tokenised."""
         self.grant_steps: int | None = None

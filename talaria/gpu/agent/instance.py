@@ -418,7 +418,7 @@ class AgentInstance:
     def heard(self, model: str, message: FromEngine) -> None:
         """A message about one of its calls; one about a call that is over is of no interest."""
         self._heard_s[model] = self.clock()
-        if not isinstance(message, Held | Progress | Ended):
+        if isinstance(message, Hello):
             return
         run = self.runs.get(int(message.call.rpartition("-")[2], 16))
         if run is None or run.model != model or not run.posted:
