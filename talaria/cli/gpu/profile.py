@@ -42,7 +42,7 @@ def profile(
         if value < least:
             raise InputError(f"{value} is too few", where=option, allowed=f"{least} or more")
     from talaria.gpu import config, modelfiles
-    from talaria.gpu.run.local import GatewayFailed
+    from talaria.gpu.run.client import GatewayFailed
 
     loaded = config.load(cluster)
     files = {name: modelfiles.read(model.path, f"{cluster}: models.{name}") for name, model in loaded.models.items()}

@@ -72,7 +72,7 @@ def run(
     loaded = _loaded(cluster)
     cases = _cases(loaded, config, configs, policy, parse_knobs(settings, "--set"), out)
 
-    from talaria.gpu.run.local import GatewayFailed
+    from talaria.gpu.run.client import GatewayFailed
     from talaria.gpu.run.plan import plan
     from talaria.report.conservation import ConservationError
 

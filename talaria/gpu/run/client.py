@@ -38,6 +38,10 @@ SAMPLE = (
 FEWEST_IDS = 16
 
 
+class GatewayFailed(RuntimeError):
+    """The gateway ended, did not become ready, or failed at something that is no fault of the question."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A gateway. ``key`` is a client's, ``admin_key`` the administrator's; None where it asks for none."""
@@ -117,7 +121,7 @@ class Client:
             return Answer("failed", f"{type(error).__name__}: {error}", None, -1.0, now_s(), _ids([]))
 
     async def vocabulary(self, model: str) -> list[int]:
-        """Ordinary token ids of ``model``, as its own engine makes them of ordinary words. Raises InputError."""
+        """Ordinary token ids of ``model``, as its own engine makes them of ordinary words. Raises InputError, GatewayFailed."""
         body = {"model": model, "prompt": SAMPLE, "max_tokens": 1, "return_token_ids": True}
         answer = await self._json("POST", "/v1/completions", self._endpoint.key, body)
         ids = sorted(set(answer["choices"][0].get("prompt_token_ids", [])[1:]))  # the first may be a mark of the beginning
@@ -131,7 +135,7 @@ class Client:
         return {card["id"]: card.get("max_model_len") for card in answer["data"] if card.get("root", card["id"]) == card["id"]}
 
     async def admin(self, method: str, path: str, body: Any = None) -> Any:
-        """An admin endpoint's answer. Raises InputError with what it says."""
+        """An admin endpoint's answer. Raises InputError or GatewayFailed with what it says."""
         return await self._json(method, path, self._endpoint.admin_key, body)
 
     @asynccontextmanager
@@ -164,6 +168,8 @@ class Client:
                 text = await response.text()
         except (aiohttp.ClientError, OSError) as error:
             raise InputError(f"cannot be reached: {error}", where=url, fix="is the gateway up?") from None
+        if response.status >= 500:
+            raise GatewayFailed(f"{url} answers {response.status}: {text[:300]}")
         if response.status != 200:
             fix = "check the keys" if response.status in (401, 403) else ""
             raise InputError(f"answers {response.status}: {text[:200]}", where=url, fix=fix)

@@ -19,16 +19,12 @@ from pathlib import Path
 
 from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig, Secret
-from talaria.gpu.run.client import Endpoint
+from talaria.gpu.run.client import Endpoint, GatewayFailed
 
 ADMIN_VARIABLE = "TALARIA_RUN_ADMIN_KEY"
 POLL_S = 0.2
 STOP_S = 90.0
 """Draining and stopping all engines may take so long."""
-
-
-class GatewayFailed(RuntimeError):
-    """The gateway ended, or did not become ready; the text says where its own words are."""
 
 
 @contextmanager

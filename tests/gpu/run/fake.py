@@ -32,6 +32,8 @@ class FakeGateway:
     answers: int | None = None
     loses_row_after: int | None = None
     """The reset after which it reports one call to nobody."""
+    broken: bool = False
+    """No engine starts."""
     url: str = ""
     resets: list[dict[str, Any]] = field(default_factory=list)
     prompts: list[tuple[str, str, list[int], list[int]]] = field(default_factory=list)
@@ -100,6 +102,8 @@ class FakeGateway:
         return response
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if self.broken:
+            return web.Response(status=502, text="no engine")
         body = await request.json()
         if isinstance(body["prompt"], str):  # the sample of words
             words = body["prompt"].split()

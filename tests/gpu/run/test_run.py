@@ -109,6 +109,12 @@ def test_a_gateway_that_goes_away_leaves_failed_calls(trace: str, capsys: pytest
     assert metrics["calls_completed"] + metrics["calls_failed"] + metrics["calls_shed"] == 16
 
 
+def test_a_gateway_that_fails_is_one_line_and_exit_1(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeGateway(broken=True).serving() as gateway:
+        assert run_command(["run", "--url", gateway.url, "--trace", trace]) == 1
+    assert "/v1/completions answers 502: no engine" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_call_that_the_gateway_never_reports_is_an_error(
     trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
