@@ -1,6 +1,6 @@
 """How far the simulator is from real engines: profile, replay, simulate and validate on one machine, with tiny models on the CPU.
 
-    TALARIA_ENGINE_PYTHON=PYTHON python benchmarks/fidelity.py [--out DIR] [--sessions 24] [--repetitions 3]
+    TALARIA_ENGINE_PYTHON=PYTHON python -m benchmarks.fidelity [--out DIR] [--sessions 24] [--repetitions 3]
 
 Everything goes through the console programs, as a user would do it on GPUs. The bar: the simulated median SCT is within the larger
 of 15 % and twice the spread of the real repetitions. To be run on an otherwise idle machine.
