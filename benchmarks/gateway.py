@@ -29,6 +29,8 @@ from tests.gpu.cluster import KEY, Cluster, Process, free_port, stub_document, w
 
 TOKENS = 20
 STEP_S = 0.005
+ALONE = 100
+"""Calls sent one after the other: without others beside them, a delay of Nagle's algorithm stands out."""
 FIRST_P50_MS, FIRST_P99_MS, CPU_MS, PLACEMENT_P99_MS = 3.0, 15.0, 2.5, 1.0
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,12 +139,22 @@ def measure(cluster: Cluster, given: argparse.Namespace) -> None:
         for number in range(given.rounds):
             for path in paths.values():
                 path.run(calls=int(given.rate * given.seconds), rate=given.rate, seed=number)
+        alone = {name: Way(way.url, {}, quick_ack=False) for name, way in paths.items() if "," not in name}
+        for way in alone.values():
+            way.run(calls=ALONE, workers=1, sessions=1, seed=given.rounds)
     placement_ms = placement_p99_ms(cluster.url)
     step_s = given.in_flight / given.rate / TOKENS
     post(f"{engine.url}/stub/timing", {"step_s": step_s})
     held = Way(cluster.url, hop)
-    outcome = held.run(calls=3 * given.in_flight, rate=given.rate, sessions=2 * given.in_flight, seed=given.rounds)
+    outcome = held.run(calls=3 * given.in_flight, rate=given.rate, sessions=2 * given.in_flight, seed=given.rounds + 1)
     show(paths, placement_ms, given)
+    direct = alone.pop("direct")
+    rows = [
+        (f"{name}: added p50 / p99", f"{way.percentile_ms(50) - direct.percentile_ms(50):.2f} / "
+         f"{way.percentile_ms(99) - direct.percentile_ms(99):.2f} ms", "no 40 ms")
+        for name, way in alone.items()
+    ]  # fmt: skip
+    report("one stream at a time, late ACK", rows)
     rows = [
         ("most streams at once", f"{outcome['most_in_flight']}", f"about {given.in_flight}"),
         ("completed", f"{held.calls - sum(held.failed.values())} of {held.calls}", "all"),
