@@ -1,7 +1,7 @@
 """Measurements on an idle cluster: calls through the gateway, timed by its records.
 
-Prefill is first token less admission, as the agent saw them; decode is timed by the tokens as they come, while the whole batch
-decodes; switches are the engines' own phases. Rounds are so long that no grant ends inside a measurement.
+All times are the agent's: prefill is first token less admission, decode the rest of a batch's last sequence over its tokens, switches are
+the engines' own phases. Rounds are so long that no grant ends inside a measurement.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from statistics import median
 
 import numpy as np
 
-from talaria.errors import InputError
 from talaria.gpu.profiling.grid import DECODE_TOKENS, Decode, Prefill, decode_points, prefill_points
 from talaria.gpu.protocol import records
-from talaria.gpu.run.client import Answer, Client, completion_body
+from talaria.gpu.run.client import Answer, Client, GatewayFailed, completion_body
 from talaria.gpu.run.prompts import Ids
 from talaria.policy.codec import CODEC
 from talaria.policy.snapshot import InstanceSnapshot
@@ -27,6 +26,7 @@ ROUTER = "session-sticky"
 KNOBS = {"t_ttft": 600.0, "t_tpot": 0.5, "gamma": 1.0, "linger": 0.0, "tau": 0.0, "overload": "queue"}
 """One session stays on one instance, and a grant is 1,200 decode steps."""
 SWITCH_ROUNDS = 8
+LEAST_STEP_S = 1e-5
 ROW_S = 30.0
 
 
@@ -94,16 +94,10 @@ class Meter:
         into.prefill_ratios += [each / median(times_ms) for each in times_ms]
 
     async def decode(self, model: str, point: Decode, into: ModelMeasured) -> None:
-        """A batch so large that its first sequence ends before its last begins is left out."""
         steps_ms = []
         for _ in range(self._repeats):
-            seen: list[list[tuple[float, int]]] = [[] for _ in range(point.batch)]
-            calls = (self._call(model, self._drawn(model, point.context), DECODE_TOKENS, times) for times in seen)
-            await asyncio.gather(*calls)
-            if (seconds := step_s(seen)) is not None:
-                steps_ms.append(1e3 * seconds)
-        if not steps_ms:
-            return
+            calls = (self._call(model, self._drawn(model, point.context), DECODE_TOKENS) for _ in range(point.batch))
+            steps_ms.append(1e3 * step_s([row for _, row in await asyncio.gather(*calls)]))
         into.decode.append(DecodePoint(batch=point.batch, context=point.context + DECODE_TOKENS // 2, ms=median(steps_ms)))
         into.decode_ratios += [each / median(steps_ms) for each in steps_ms]
 
@@ -114,32 +108,20 @@ class Meter:
     def _drawn(self, model: str, tokens: int) -> Ids:
         return self._draws.choice(self._vocabulary[model], tokens)
 
-    async def _call(
-        self, model: str, prompt: Ids, output_tokens: int, times: list[tuple[float, int]] | None = None
-    ) -> tuple[Answer, records.CallRow]:
-        answer = await self._client.send("profile", completion_body(model, prompt, output_tokens), times)
+    async def _call(self, model: str, prompt: Ids, output_tokens: int) -> tuple[Answer, records.CallRow]:
+        answer = await self._client.send("profile", completion_body(model, prompt, output_tokens))
         if answer.outcome != "completed" or answer.number is None:
-            raise InputError(f"a call {answer.outcome}: {answer.why}", where=f"model {model}", fix="is the cluster idle and healthy?")
+            raise GatewayFailed(f"a call of {model} {answer.outcome}: {answer.why}")
         number = answer.number
         async with asyncio.timeout(ROW_S), self._news:
             await self._news.wait_for(lambda: number in self._rows)
         return answer, self._rows.pop(number)
 
 
-def step_s(seen: Sequence[Sequence[tuple[float, int]]]) -> float | None:
-    """Seconds of a decode step from the times at which each sequence of a batch had how many tokens, while all of them decoded.
-
-    None if they never did.
-    """
-    begin_s = max(times[0][0] for times in seen)
-    end_s = min(times[-1][0] for times in seen)
-    steps, spans_s = 0.0, 0.0
-    for times in seen:
-        inside = [(at_s, tokens) for at_s, tokens in times if begin_s <= at_s <= end_s]
-        if len(inside) > 1:
-            steps += inside[-1][1] - inside[0][1]
-            spans_s += inside[-1][0] - inside[0][0]
-    return spans_s / steps if steps > 0 else None
+def step_s(rows: Sequence[records.CallRow]) -> float:
+    """Seconds of a decode step of a batch: by the sequence that began last, which no other's prefill interrupts."""
+    last = max(rows, key=lambda row: row.first_token_s)
+    return max(LEAST_STEP_S, (last.ended_s - last.first_token_s) / max(1, last.output_tokens - 1))
 
 
 async def measure(

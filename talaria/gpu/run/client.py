@@ -103,11 +103,8 @@ class Client:
     def __init__(self, http: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         self._http, self._endpoint = http, endpoint
 
-    async def send(self, session: str, body: bytes, times: list[tuple[float, int]] | None = None) -> Answer:
-        """One streamed call with a ``completion_body``. Never raises for what the other side does.
-
-        ``times`` is appended to: at this time the answer had so many tokens.
-        """
+    async def send(self, session: str, body: bytes) -> Answer:
+        """One streamed call with a ``completion_body``. Never raises for what the other side does."""
         headers = {**self._headers(self._endpoint.key), SESSION_HEADER: session, "content-type": "application/json"}
         try:
             async with self._http.post(f"{self._endpoint.url}/v1/completions", data=body, headers=headers) as response:
@@ -116,7 +113,7 @@ class Client:
                     why = f"{response.status}: {(await response.text())[:200]}"
                     outcome = "shed" if response.status in OVERLOADED else "failed"
                     return Answer(outcome, why, number, -1.0, now_s(), _ids([]))
-                return await _read(response.content, number, times if times is not None else [])
+                return await _read(response.content, number)
         except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
             return Answer("failed", f"{type(error).__name__}: {error}", None, -1.0, now_s(), _ids([]))
 
@@ -183,12 +180,12 @@ class Client:
         return {"authorization": f"Bearer {key}"} if key else {}
 
 
-async def _read(content: aiohttp.StreamReader, number: int | None, times: list[tuple[float, int]]) -> Answer:
+async def _read(content: aiohttp.StreamReader, number: int | None) -> Answer:
     """A stream of chunks to its end. One that breaks off, or says an error, is a failed call.
 
     The end is read too: a client that hangs up after the last chunk is, to a gateway, one that went away.
     """
-    ended_s = -1.0
+    first_s = ended_s = -1.0
     output, usage, why = list[int](), _Usage(), "the stream broke off"
     async for line in _lines(content):
         data = line[5:].strip()
@@ -202,14 +199,13 @@ async def _read(content: aiohttp.StreamReader, number: int | None, times: list[t
             why, ended_s = str(chunk.error)[:200], now_s()
             continue
         for choice in chunk.choices:
-            if choice.token_ids:
-                output += choice.token_ids
-                times.append((now_s(), len(output)))
+            output += choice.token_ids or ()
+        if first_s < 0.0 and output:
+            first_s = now_s()
         usage = chunk.usage or usage
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens if details else None) or 0
     ended_s = ended_s if ended_s >= 0.0 else now_s()
-    first_s = times[0][0] if times else -1.0
     return Answer("failed" if why else "completed", why, number, first_s, ended_s, _ids(output), usage.prompt_tokens, cached)
 
 

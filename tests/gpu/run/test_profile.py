@@ -12,6 +12,7 @@ from talaria.cli.gpu import run_command
 from talaria.cli.main import run_command as run_sim
 from talaria.gpu.profiling.grid import decode_points, prefill_points
 from talaria.gpu.profiling.measure import step_s
+from talaria.gpu.protocol import records
 from talaria.profiles import load
 from tests.gpu.cluster import stub_document
 
@@ -24,11 +25,16 @@ def test_points_fit_the_model_and_its_kv() -> None:
     assert {point.batch for point in decode_points(3000, 20_000, 16)} == {1, 2, 4, 8, 16}
 
 
-def test_a_step_is_timed_while_all_sequences_decode() -> None:
-    first = [(0.1 * at, at) for at in range(1, 21)]  # alone until 1.0, then at half the pace
-    second = [(1.0 + 0.2 * at, at) for at in range(6)]
-    assert step_s([[*first[:10], *((1.0 + 0.2 * at, 10 + at) for at in range(1, 6))], second]) == pytest.approx(0.2)
-    assert step_s([first[:5], second]) is None
+def row(first_token_s: float, ended_s: float, tokens: int = 11) -> records.CallRow:
+    return records.CallRow(
+        1, "default", "s", "l", "m", 0, "g0", "completed", "", "cost", False, True, False, False, False, False, False, 0, 0, 0.0, 0.0, 0.0,
+        first_token_s, ended_s, 100, 0, 0, 0, tokens,
+    )  # fmt: skip
+
+
+def test_a_step_is_timed_by_the_sequence_that_no_prefill_interrupts() -> None:
+    assert step_s([row(0.0, 3.5), row(1.0, 3.0), row(0.5, 3.2)]) == pytest.approx(0.2)
+    assert step_s([row(1.0, 1.0)]) > 0, "policies divide by it"
 
 
 def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
