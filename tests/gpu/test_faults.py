@@ -139,7 +139,7 @@ def test_a_hung_engine_is_killed_and_its_calls_end(world: World, tmp_path: Path)
         await stage.all_complete("m1")
         assert victim not in stage.pids()
 
-    with Cluster(tmp_path, world.document(tmp_path, [COLD], engine={"hang_s": 2.0}), world.ready_s) as cluster:
+    with Cluster(tmp_path, world.document(tmp_path, [COLD], engine={"hang_s": world.hang_s}), world.ready_s) as cluster:
         play(world, cluster, scene)
 
 

@@ -22,6 +22,8 @@ class World(Protocol):
     """How long a cluster may take to start, and a scene to play."""
     long_tokens: int
     """Output of a call that is still running when something breaks."""
+    hang_s: float
+    """Longer than an engine that is well says nothing."""
 
     def document(self, directory: Path, instances: Sequence[dict[str, Any]], **parts: dict[str, Any]) -> dict[str, Any]:
         """A cluster file."""
@@ -39,6 +41,7 @@ class World(Protocol):
 class StubWorld:
     ready_s = 60.0
     long_tokens = 400
+    hang_s = 2.0
 
     def document(self, directory: Path, instances: Sequence[dict[str, Any]], **parts: dict[str, Any]) -> dict[str, Any]:
         return stub_document(directory, instances, step_s=0.005, **parts)
@@ -61,6 +64,7 @@ class EngineWorld:
 
     ready_s = 600.0
     long_tokens = 300
+    hang_s = 20.0
 
     def __init__(self, models: Path, engine: dict[str, Any]) -> None:
         self._paths = {"m0": models / "qwen3", "m1": models / "llama"}
