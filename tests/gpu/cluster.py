@@ -221,22 +221,12 @@ class Cluster:
     # --- processes ------------------------------------------------------------------------------------------------------
 
     def processes(self, kind: str | None = None) -> list[Process]:
-        """Those that live, by pid; zombies do not."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                if self._mark.encode() not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
-                command = (entry / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            process = Process(int(entry.name), tuple(command), int(parent))
-            if state != "Z" and kind in (None, process.kind):
-                found.append(process)
-        return sorted(found, key=lambda process: process.pid)
+        """Those that live, by pid: all with the mark, and what is below them, since a process that names itself loses its marks."""
+        everybody = _everybody()
+        ours = {pid for pid, (_, marks) in everybody.items() if self._mark.encode() in marks}
+        while more := {pid for pid, (process, _) in everybody.items() if process.parent in ours} - ours:
+            ours |= more
+        return [everybody[pid][0] for pid in sorted(ours) if kind in (None, everybody[pid][0].kind)]
 
     def engine(self, model: str, instance: str | None = None) -> Process:
         """The engine of ``model``, on one instance where several have it."""
@@ -263,6 +253,23 @@ class Cluster:
             found.add(pid)
             pid = parents[pid]
         return found
+
+
+def _everybody() -> dict[int, tuple[Process, list[bytes]]]:
+    """All processes that can be read and are no zombies, with their environment."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            marks = (entry / "environ").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            found[int(entry.name)] = Process(int(entry.name), tuple(command), int(parent)), marks
+    return found
 
 
 def _signal(pid: int, number: int) -> None:
