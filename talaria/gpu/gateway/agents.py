@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 import aiohttp
 import msgspec
 
 from talaria.gpu.protocol import agent as wire
 
-FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 5.0
-CONNECT_S = 5.0
-IDLE_CONNECTION_S = 30.0
+FIRST_RETRY_S: Final = 0.1
+LONGEST_RETRY_S: Final = 5.0
+CONNECT_S: Final = 5.0
+GREETING_S: Final = 60.0
+"""How long an agent may take to let a link begin: it does once its engines are up. A host that has gone down never says no."""
+PING_S: Final = 20.0
+"""A link that has been silent for this long is probed: the same host would leave it half open."""
+IDLE_CONNECTION_S: Final = 30.0
 """Shorter than a server keeps an idle connection: a call should not meet one that is just being closed."""
 
 _log = logging.getLogger("talaria.gateway")
@@ -84,8 +87,10 @@ class Agent:
             try:
                 if await self._one_link():
                     wait_s = FIRST_RETRY_S
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except (aiohttp.ClientError, OSError) as error:
                 _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
+            except Exception:
+                _log.exception("event=bug instance=%s", self.name)
             await asyncio.sleep(wait_s)
             wait_s = min(LONGEST_RETRY_S, 2.0 * wait_s)
 
@@ -94,10 +99,12 @@ class Agent:
             await self._http.close()
 
     async def _one_link(self) -> bool:
-        """Returns whether the agent said anything."""
-        heard = False
+        """Returns whether the agent said what could be understood to the end."""
+        understood = False
         headers = {**self.headers(), wire.GATEWAY_HEADER: self._gateway}
-        async with self.http.ws_connect(f"{self.url}{wire.LINK_PATH}", headers=headers, max_msg_size=0, compress=0) as link:
+        async with asyncio.timeout(GREETING_S):
+            opened = await self.http.ws_connect(f"{self.url}{wire.LINK_PATH}", headers=headers, max_msg_size=0, compress=0, heartbeat=PING_S)
+        async with opened as link:
             self._outbox = asyncio.Queue()
             self.connected = True
             self._listener.link_up(self)
@@ -106,17 +113,17 @@ class Agent:
                 async for frame in link:
                     if frame.type is not aiohttp.WSMsgType.BINARY:
                         continue
-                    heard = True
                     self._listener.heard(self, _decode(frame.data))
+                    understood = True
             except (msgspec.DecodeError, ValueError) as error:
+                understood = False
                 _log.error("event=link_garbled instance=%s why=%s", self.name, error)
             finally:
                 self.connected = False
                 writer.cancel()
                 self._listener.link_down(self)
-                with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError, OSError):
-                    await writer
-        return heard
+                await asyncio.gather(writer, return_exceptions=True)
+        return understood
 
     async def _write(self, link: aiohttp.ClientWebSocketResponse) -> None:
         while True:

@@ -21,6 +21,7 @@ STOP_S: Final = 60.0
 """An agent stops its engines first."""
 STEADY_S: Final = 60.0
 """One that lived so long is not restarted more slowly than the first time."""
+LONGEST_READ_BYTES: Final = 65_536
 COMMAND: Final = (sys.executable, "-m", "talaria.gpu.agent.main")
 
 _log = logging.getLogger("talaria.gateway")
@@ -45,7 +46,11 @@ class Child:
         try:
             while True:
                 began_s = loop.time()
-                code = await self._one_life()
+                try:
+                    code: int | str = await self._one_life()
+                except (OSError, ValueError) as error:  # it cannot be started, or does not say where it listens
+                    code = type(error).__name__
+                    await self._stop()
                 self._agent.moved(None)
                 if loop.time() - began_s > STEADY_S:
                     wait_s = FIRST_RESTART_S
@@ -68,7 +73,7 @@ class Child:
         port = _port(await process.stdout.readline())
         if port is not None:
             self._agent.moved(f"http://127.0.0.1:{port}")
-        while await process.stdout.readline():
+        while await process.stdout.read(LONGEST_READ_BYTES):
             pass  # what else it prints there is nobody's business, but must not fill the pipe
         return await process.wait()
 
