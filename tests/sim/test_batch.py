@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from talaria.errors import InputError
+from talaria.report import comparison
 from talaria.report.metrics import metrics
 from talaria.sim import compare, sweep
 from talaria.sim.batch import Batch, Case
@@ -88,7 +89,7 @@ def test_a_comparison_writes_a_document_a_figure_and_a_run_directory_per_configu
     cases = compare.cases(["talaria", "no-sp"], lambda config: small_plan(config_name=config.name), tmp_path)
     with Batch(cases, range(2), by_seed=True) as batch:
         document = compare.document(batch, finished(batch))
-        compare.write(tmp_path, document, batch)
+        comparison.write(tmp_path, document, batch.records)
     assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.png", "latency.png", "switches.png", "talaria", "no-sp"}
     written = json.loads((tmp_path / "compare.json").read_text())
     assert written["schema"] == "talaria.compare/1" and "host" not in written["configs"]["talaria"]
