@@ -102,8 +102,9 @@ class Agent:
         """Returns whether the agent said what could be understood to the end."""
         understood = False
         headers = {**self.headers(), wire.GATEWAY_HEADER: self._gateway}
+        url = f"{self.url}{wire.LINK_PATH}"
         async with asyncio.timeout(GREETING_S):
-            opened = await self.http.ws_connect(f"{self.url}{wire.LINK_PATH}", headers=headers, max_msg_size=0, compress=0, heartbeat=PING_S)
+            opened = await self.http.ws_connect(url, headers=headers, max_msg_size=0, compress=0, heartbeat=PING_S)
         async with opened as link:
             self._outbox = asyncio.Queue()
             self.connected = True

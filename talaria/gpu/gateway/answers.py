@@ -78,13 +78,15 @@ class Answer:
         now_s = self._loop.time()
         due_s = self._written_s + self._keep_alive_s
         if now_s >= due_s:
-            if self._between_events and self._stream is not None:
-                self._comment = self._loop.create_task(self._say_comment(self._stream))
+            if self._comment is None or self._comment.done():  # else its client does not read
+                self._comment = self._loop.create_task(self._say_comment())
             due_s = now_s + self._keep_alive_s
         self._timer = self._loop.call_at(due_s, self._tick)
 
-    async def _say_comment(self, stream: web.StreamResponse) -> None:
+    async def _say_comment(self) -> None:
+        if self._stream is None or self._timer is None or not self._between_events:
+            return  # it ended, or went on, just now
         try:
-            await stream.write(KEEP_ALIVE)
+            await self._stream.write(KEEP_ALIVE)
         except ConnectionError:
             self.close()  # whoever reads from the engine learns of it too

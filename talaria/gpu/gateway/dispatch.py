@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -17,7 +18,9 @@ from talaria.gpu.gateway.agents import Agent
 from talaria.gpu.gateway.calls import LiveCall
 from talaria.gpu.gateway.conversation import Conversation
 from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.gateway.explaining import Explainer
 from talaria.gpu.gateway.instances import InstanceState
+from talaria.gpu.gateway.leases import LeaseBook
 from talaria.gpu.gateway.lines import Line, SessionBook
 from talaria.gpu.gateway.metrics import Metrics
 from talaria.gpu.gateway.recording import Recording
@@ -29,7 +32,6 @@ from talaria.gpu.protocol.agent import now_s
 from talaria.gpu.protocol.engine import ABI
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC
-from talaria.policy.explain import Explanation
 from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease
 from talaria.policy.router import ROUTERS, Overloaded, Routed, Router, Usage
@@ -38,13 +40,6 @@ from talaria.report.recording import RecordingRouter
 
 LAST_WORD_S: Final = 10.0
 """How long a call's books wait for its agent after its answer is over."""
-LEASE_END_DELAY_S: Final = 0.02
-"""A return reaches its instance before the end of the lease that it uses: a slot that lingers must not close in its face."""
-EXPLAINED: Final = 256
-"""Placements whose reasons are kept."""
-EXPLAINING_SHARE: Final = 0.02
-"""Of the event loop's time, at the most: with many instances an explanation costs many times the placement."""
-EXPLAINING_SAVED_S: Final = 0.1
 SHED_RETRY_S: Final = 5.0
 SILENCES: Final = 2.0
 """So many times as long as a snapshot is fresh may a link say nothing: heartbeats wait for snapshots and may come late."""
@@ -54,20 +49,6 @@ _log = logging.getLogger("talaria.gateway")
 _encode = msgspec.json.Encoder().encode
 
 
-class Placement(NamedTuple):
-    """Why a call went where it went."""
-
-    call: int
-    tenant: str
-    session: str
-    line: str
-    attempt: int
-    explanation: Explanation | None
-    """None: too many placements at once to explain them all."""
-    answer: str
-    """The instance, or the overload policy's action and its reason."""
-
-
 class Dispatcher:
     """Everything on one event loop. Calls are numbered from the time of the start, so that no two gateways share a number."""
 
@@ -75,7 +56,8 @@ class Dispatcher:
         self.settings, self.metrics = settings, metrics
         self.book = SessionBook(settings.limits.session_idle_s, self._line_forgotten, self._session_over)
         self.instances: dict[str, InstanceState] = {}
-        self.explained: deque[Placement] = deque(maxlen=EXPLAINED)
+        self.explainer = Explainer()
+        self.leases = self._no_leases()
         self.accepted = 0
         self.outcomes: Counter[str] = Counter()
         self.in_flight = 0
@@ -99,14 +81,9 @@ class Dispatcher:
         self._attempts: dict[int, LiveCall] = {}
         self._waiting: dict[int, tuple[Call, asyncio.Future[Routed]]] = {}
         self._of_tenant: Counter[str] = Counter()
-        self._leases: dict[LineKey, str] = {}
-        self._leases_of_tenant: Counter[str] = Counter()
         self._poll_timer: asyncio.TimerHandle | None = None
         self._poll_at = 0.0
         """On the loop's clock: uvloop's timers do not say when they are due."""
-        self._lease_timer: asyncio.TimerHandle | None = None
-        self._explaining = (EXPLAINING_SAVED_S, time.perf_counter())
-        """Seconds that may be spent on explanations, as of then."""
 
     def add(self, agent: Agent) -> None:
         self.instances[agent.name] = InstanceState(agent)
@@ -116,21 +93,14 @@ class Dispatcher:
         """Calls whose books are not closed: accepted = completed + shed + failed + open."""
         return len(self._live)
 
-    @property
-    def leases(self) -> Mapping[LineKey, str]:
-        """Live leases and their instances."""
-        return self._leases
-
-    def live_calls(self) -> list[LiveCall]:
-        return list(self._live.values())
-
     # --- a call's life ---------------------------------------------------------------------------------------------
 
     def open(
         self, tenant: Tenant, session: Session, model: str, asked: Conversation, enqueued_s: float, output_tokens: int | None = None
     ) -> LiveCall:
-        """Accept a call. ``output_tokens``: where its request says how many there will be. Raises Problem where a limit is reached."""
-        self.check_limits(tenant)
+        """Accept a call. ``output_tokens``: where its request says how many there will be. Raises Problem during a reset."""
+        if self.resetting:
+            raise _resetting()
         begun = self.book.begin(tenant.name, session.name, session.signal, model, asked, enqueued_s)
         self._numbers += 1
         call = Call(
@@ -140,21 +110,29 @@ class Dispatcher:
         live = LiveCall(call.id, tenant, begun, call)
         self._live[live.id] = live
         self.accepted += 1
-        self.in_flight += 1
-        self._of_tenant[tenant.name] += 1
         self.metrics.accepted(model).inc()
         return live
 
-    def check_limits(self, tenant: Tenant) -> None:
-        """Raises Problem where one more request would be too many."""
+    @contextmanager
+    def room(self, tenant: Tenant) -> Iterator[None]:
+        """A request is in flight inside, its body's way here included. Raises Problem where one more would be too many."""
         if self.resetting:
-            raise Problem(503, "the gateway is being reset", kind="overloaded", retry_after_s=1.0)
+            raise _resetting()
         if self.in_flight >= self.settings.limits.in_flight:
             raise Problem(
                 503, f"the gateway has {self.in_flight} calls in flight, its limit", kind="overloaded", retry_after_s=SHED_RETRY_S
             )
         if tenant.max_in_flight is not None and self._of_tenant[tenant.name] >= tenant.max_in_flight:
             raise Problem(429, f"this key has {tenant.max_in_flight} calls in flight, its limit", kind="too_many_calls", retry_after_s=1.0)
+        self.in_flight += 1
+        self._of_tenant[tenant.name] += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self._of_tenant[tenant.name] -= 1
+            if not self._of_tenant[tenant.name]:
+                del self._of_tenant[tenant.name]
 
     async def place(self, live: LiveCall) -> InstanceState:
         """Where the call goes, now or when it fits. Raises Problem if the overload policy sheds it."""
@@ -215,10 +193,6 @@ class Dispatcher:
     def close(self, live: LiveCall, outcome: str, why: str) -> None:
         """The client's side is over. The books close with the agent's last word, or without it after a while."""
         live.answer, live.answered_s = (outcome, why), now_s()
-        self.in_flight -= 1
-        self._of_tenant[live.tenant.name] -= 1
-        if not self._of_tenant[live.tenant.name]:
-            del self._of_tenant[live.tenant.name]
         if live.call.id in self._attempts:
             asyncio.get_running_loop().call_later(LAST_WORD_S, self._give_up, live)
         else:
@@ -246,7 +220,7 @@ class Dispatcher:
             if word.first_token_s >= 0.0:
                 self.metrics.ttft_s(model).observe(max(0.0, word.first_token_s - live.call.enqueued_s))
         if self.recording is not None:
-            self.recording.add(_row(live))
+            self.recording.add(live.row())
         if _log.isEnabledFor(logging.INFO):
             key, routed = live.call.key, live.routed
             _log.info(
@@ -260,29 +234,13 @@ class Dispatcher:
     def _decide(self, live: LiveCall) -> Routed | Overloaded:
         began = time.perf_counter()
         now, call = now_s(), live.call
-        explanation = self._explain(call, now, began)
+        explanation = self.explainer.explain(self._plain, call, now)
         decision = self._router.place(call, now)
-        answer = decision.instance if isinstance(decision, Routed) else f"{decision.action}: {decision.reason}"
-        self.explained.append(Placement(live.id, call.key.tenant, call.key.session, call.key.line, live.attempts, explanation, answer))
-        if isinstance(decision, Routed) and decision.reason == "lease":
-            if self._lease_timer is None:
-                self._lease_timer = asyncio.get_running_loop().call_later(LEASE_END_DELAY_S, self._tell_leases)
-        else:
-            self._tell_leases()
+        self.explainer.keep(live.id, live.attempts, call, explanation, decision)
+        self._tell_leases()
         self._arm()
         self.metrics.place_s.observe(time.perf_counter() - began)
         return decision
-
-    def _explain(self, call: Call, now: float, began: float) -> Explanation | None:
-        """Every placement, as long as explaining takes no more than its share of the event loop and what it had saved of it."""
-        left_s, at = self._explaining
-        left_s = min(EXPLAINING_SAVED_S, left_s + (began - at) * EXPLAINING_SHARE)
-        explanation = None
-        if left_s > 0.0:
-            explanation = self._plain.explain(call, now)
-            left_s -= time.perf_counter() - began
-        self._explaining = (left_s, began)
-        return explanation
 
     async def _queued(self, live: LiveCall, overloaded: Overloaded) -> Routed:
         if overloaded.action == "shed":
@@ -294,6 +252,8 @@ class Dispatcher:
         except asyncio.CancelledError:
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self._unwanted(live.call, waiting.result())
+                self._tell_leases()
+                self._arm()
             raise
 
     def _unwanted(self, call: Call, routed: Routed) -> None:
@@ -330,26 +290,18 @@ class Dispatcher:
 
     def _tell_leases(self) -> set[LineKey]:
         """Pass lease changes on; returns the lines that were granted one."""
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-            self._lease_timer = None
-        granted = set()
-        for name, key, expires_s in self._router.drain_lease_changes():
-            if expires_s is None:
-                if self._leases.pop(key, None) is not None:
-                    self._leases_of_tenant[key.tenant] -= 1
-            else:
-                self._leases[key] = name
-                self._leases_of_tenant[key.tenant] += 1
-                granted.add(key)
-            self.instances[name].agent.send(wire.Lease(key, expires_s))
-        return granted
+        return self.leases.changed(self._router.drain_lease_changes())
+
+    def _no_leases(self) -> LeaseBook:
+        return LeaseBook(lambda name, lease: self.instances[name].agent.send(lease))
 
     # --- what agents say -------------------------------------------------------------------------------------------
 
     def link_up(self, agent: Agent) -> None:
         _log.info("event=link_up instance=%s", agent.name)
-        self.instances[agent.name].heard_s = now_s()
+        instance = self.instances[agent.name]
+        instance.heard_s = now_s()
+        instance.links += 1
 
     def link_down(self, agent: Agent) -> None:
         _log.warning("event=link_down instance=%s", agent.name)
@@ -420,14 +372,26 @@ class Dispatcher:
     def _observe(self, instance: InstanceState, snapshot: InstanceSnapshot) -> None:
         now, name = now_s(), instance.agent.name
         instance.snapshot, instance.barred = snapshot, False
+        is_first = instance.fresh_link
         snapshot = instance.translated(snapshot)
         self._router.observe(snapshot, now)
+        self._router.prepare()
+        if is_first:
+            self._void_lost(instance, snapshot.seen_seq)
         if not instance.taken_over:
             instance.taken_over = True
             self._take_over(instance, snapshot, now)
         instance.ready.set()
         self.metrics.up(name).set(int(instance.healthy))
         self._arm()
+
+    def _void_lost(self, instance: InstanceState, seen_seq: int) -> None:
+        """What was said of submissions that never arrived may have been lost with a link; a gap would hold up all numbers after it."""
+        name = instance.agent.name
+        under_way = {live.routed.seq for live in self._attempts.values() if live.routed is not None and live.routed.instance == name}
+        for seq in instance.numbers.unseen(seen_seq):
+            if seq not in under_way:
+                instance.agent.send(wire.Void(instance.numbers.sent(seq)))
 
     def _take_over(self, instance: InstanceState, snapshot: InstanceSnapshot, now: float) -> None:
         """What an earlier gateway left on an instance: its leases, and the lines whose prefix is there."""
@@ -454,7 +418,7 @@ class Dispatcher:
         now, call, name = now_s(), live.call, instance.agent.name
         if message.outcome == "completed":
             usage = Usage(message.prompt_tokens, message.device_tokens + message.host_tokens, message.output_tokens)
-            self._router.completed(call, name, usage, now, self._may_reserve(live.tenant, call.key))
+            self._router.completed(call, name, usage, now, self.leases.may_reserve(live.tenant, call.key))
             if call.key not in self._tell_leases():
                 instance.agent.send(wire.Lease(call.key, None))
             self.book.completed(live.begun, name, message.prompt_tokens, message.output_tokens)
@@ -466,9 +430,6 @@ class Dispatcher:
         if live.answer is not None:
             self._finish(live)
         self._arm()
-
-    def _may_reserve(self, tenant: Tenant, key: LineKey) -> bool:
-        return tenant.max_leases is None or self._leases_of_tenant[tenant.name] - (key in self._leases) < tenant.max_leases
 
     def _line_forgotten(self, line: Line) -> None:
         if line.served_by in self.instances:
@@ -495,7 +456,7 @@ class Dispatcher:
         missing = [name for name, instance in self.instances.items() if not instance.agent.connected]
         if missing:
             raise Problem(409, f"not connected: {', '.join(missing)}")
-        self.resetting = True
+        self.resetting, links = True, [instance.links for instance in self.instances.values()]
         try:
             self._begin_anew(router, knobs, session_prefill, recording)
             for instance in self.instances.values():
@@ -507,12 +468,13 @@ class Dispatcher:
             raise Problem(504, f"an instance did not begin anew within {wait_s:g} s") from None
         finally:
             self.resetting = False
+        if links != [instance.links for instance in self.instances.values()]:
+            raise Problem(502, "an instance's link broke: it may not have begun anew")
 
     def _begin_anew(self, router: str, knobs: Knobs, session_prefill: bool, recording: Recording | None) -> None:
-        for timer in (self._poll_timer, self._lease_timer):
-            if timer is not None:
-                timer.cancel()
-        self._poll_timer = self._lease_timer = None
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
         self._waiting.clear()
         capabilities = {name: replace(item, session_prefill=session_prefill) for name, item in self._capabilities.items()}
         self._knobs, self._router_name, self._capabilities = knobs, router, capabilities
@@ -525,9 +487,8 @@ class Dispatcher:
             slots = {name: {"knobs": CODEC.encode(knobs)} for name in self.instances}
             recording.add(records.Begin(self._cluster, now_s(), router, encoded, slots, list(self.settings.models), list(self.instances)))
         self.book = SessionBook(self.settings.limits.session_idle_s, self._line_forgotten, self._session_over)
-        self._leases.clear()
-        self._leases_of_tenant.clear()
-        self.explained.clear()
+        self.leases = self._no_leases()
+        self.explainer.kept.clear()
         for instance in self.instances.values():
             instance.numbers.forget()
             instance.ready.clear()
@@ -539,6 +500,10 @@ class Dispatcher:
         self._router = self._plain
 
 
+def _resetting() -> Problem:
+    return Problem(503, "the gateway is being reset", kind="overloaded", retry_after_s=1.0)
+
+
 def _shed(overloaded: Overloaded) -> Problem:
     return Problem(503, f"overloaded: {overloaded.reason}", kind="overloaded", retry_after_s=SHED_RETRY_S)
 
@@ -546,16 +511,3 @@ def _shed(overloaded: Overloaded) -> Problem:
 def _json(value: object) -> bytes:
     return _encode(CODEC.encode(value))
 
-
-def _row(live: LiveCall) -> records.CallRow:
-    call, routed, word = live.call, live.routed, live.word
-    tokens = (0, 0, 0, 0, 0)
-    if word is not None:
-        tokens = (word.prompt_tokens, word.device_tokens, word.host_tokens, word.recomputed_tokens, word.output_tokens)
-    return records.CallRow(
-        live.id, call.key.tenant, call.key.session, call.key.line, call.key.model, call.turn, routed.instance if routed else None,
-        live.outcome, live.why, routed.reason if routed else "queue", call.is_return, bool(routed and routed.residency_hit),
-        bool(routed and routed.opens), bool(routed and routed.avoidable), live.same_instance, bool(routed and routed.reason == "lease"),
-        bool(word and word.by_sp), word.parked if word else 0, word.rounds_waited if word else 0, call.enqueued_s, live.placed_s,
-        word.admitted_s if word else -1.0, word.first_token_s if word else -1.0, word.ended_s if word else live.answered_s, *tokens,
-    )  # fmt: skip

@@ -33,6 +33,10 @@ class Numbering:
         """The router's number of the agent's ``seen_seq``."""
         return seen_seq + self._ahead
 
+    def unseen(self, seen_seq: int) -> range:
+        """Numbers that were sent and are beyond ``seen_seq``; all are the router's."""
+        return range(seen_seq + 1, self._last + 1)
+
     def forget(self) -> None:
         """A new router begins from zero; ``linked`` comes before its first call."""
         self._last = self._ahead = 0
@@ -55,6 +59,8 @@ class InstanceState:
         """Models that are not to be placed here."""
         self.taken_over = False
         self.fresh_link = False
+        self.links = 0
+        """How many there have been."""
         self.version = self.version_ahead = 0
         self.heard_s = 0.0
         self.ready = asyncio.Event()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -24,7 +24,6 @@ from talaria.gpu.gateway.sessions import session_of
 from talaria.gpu.protocol.agent import SUBMIT_HEADER, now_s
 from talaria.policy.snapshot import Residency
 
-T = TypeVar("T")
 _log = logging.getLogger("talaria.gateway")
 
 MOST_ATTEMPTS: Final = 4
@@ -58,22 +57,26 @@ class Relay:
 
     async def call(self, request: web.BaseRequest, endpoint: Endpoint) -> web.StreamResponse:
         """A call. Raises Problem where it is refused before it has begun."""
-        enqueued_s, dispatcher = now_s(), self._dispatcher
-        settings = dispatcher.settings
+        enqueued_s, settings = now_s(), self._dispatcher.settings
         tenant = settings.tenant(request.headers)
-        asked = requests.read(endpoint, await read_body(request, settings.limits.body_bytes), settings)
-        said = conversation(endpoint, asked.document)
-        session = session_of(tenant.name, request.headers, asked.document, said.root)
-        live = dispatcher.open(tenant, session, asked.model, said, enqueued_s, asked.output_tokens)
-        answer = Answer(request, endpoint, live.id, settings.limits.keep_alive_s)
+        with self._dispatcher.room(tenant):
+            asked = requests.read(endpoint, await read_body(request, settings.limits.body_bytes), settings)
+            said = conversation(endpoint, asked.document)
+            session = session_of(tenant.name, request.headers, asked.document, said.root)
+            live = self._dispatcher.open(tenant, session, asked.model, said, enqueued_s, asked.output_tokens)
+            return await self._serve(asked, live, Answer(request, endpoint, live.id, settings.limits.keep_alive_s))
+
+    async def _serve(self, asked: requests.ClientRequest, live: LiveCall, answer: Answer) -> web.StreamResponse:
+        """The call's answer, whatever becomes of it; its books are closed once."""
+        deadline_s = self._dispatcher.settings.limits.call_deadline_s
         outcome, why = "failed", "the gateway failed"
         try:
-            async with asyncio.timeout(settings.limits.call_deadline_s):
+            async with asyncio.timeout(deadline_s):
                 response, outcome, why = await self._answer(asked, live, answer)
             return response
         except TimeoutError:
             why = "the call's deadline"
-            return await answer.fail(Problem(504, f"the call took longer than its deadline of {settings.limits.call_deadline_s:g} s"))
+            return await answer.fail(Problem(504, f"the call took longer than its deadline of {deadline_s:g} s"))
         except Problem as problem:
             outcome, why = "shed" if problem.kind == "overloaded" and live.routed is None else "failed", problem.message
             return await answer.fail(problem)
@@ -85,24 +88,28 @@ class Relay:
             return await answer.fail(Problem(500, "the gateway failed; its log says why"))
         finally:
             answer.close()
-            dispatcher.close(live, outcome, why)
+            self._dispatcher.close(live, outcome, why)
 
     async def count_tokens(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answered by any engine of the model; no session, no slot."""
-        dispatcher = self._dispatcher
-        settings = dispatcher.settings
+        settings = self._dispatcher.settings
         tenant = settings.tenant(request.headers)
-        asked = requests.read(COUNT_TOKENS, await read_body(request, settings.limits.body_bytes), settings)
-        dispatcher.check_limits(tenant)
-        for instance in self._holders(asked.model):
+        with self._dispatcher.room(tenant):
+            asked = requests.read(COUNT_TOKENS, await read_body(request, settings.limits.body_bytes), settings)
             try:
                 async with asyncio.timeout(settings.limits.call_deadline_s):
-                    got = await self._post(asked, instance, {})
-            except _Gone:
-                continue
+                    return await self._counted(asked)
             except TimeoutError:
                 raise Problem(504, "no answer within the deadline") from None
-            return web.Response(status=got.response.status, headers=_passed(got.response), body=got.body)
+
+    async def _counted(self, asked: requests.ClientRequest) -> web.StreamResponse:
+        for instance in self._holders(asked.model):
+            try:
+                got = await self._post(asked, instance, {})
+            except _Gone:
+                continue
+            if got.response.status != 503:
+                return web.Response(status=got.response.status, headers=_passed(got.response), body=got.body)
         raise Problem(503, f"no instance that serves {asked.model!r} is there", kind="overloaded", retry_after_s=5.0)
 
     def _holders(self, model: str) -> list[InstanceState]:
@@ -135,7 +142,8 @@ class Relay:
             problem = Problem(502, "the engine's answer broke off")
             return await answer.fail(problem), "failed", problem.message
         finally:
-            got.response.close() if not got.response.content.at_eof() else got.response.release()
+            if not got.response.content.at_eof():  # else its connection is free already
+                got.response.close()
         await self._dispatcher.last_word(live, LAST_WORD_S)
         return await answer.end(), "completed", ""
 
@@ -170,7 +178,7 @@ class Relay:
         sent = {**agent.headers(), "content-type": "application/json", **headers}
         try:
             response = await agent.http.post(agent.url + asked.endpoint.path, data=asked.body, headers=sent)
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _Gone(str(error), arrived=False) from None
         except (aiohttp.ClientError, OSError) as error:
             raise _Gone(str(error), arrived=True) from None
@@ -187,17 +195,19 @@ class Relay:
         return Upstream(response, is_stream, body)
 
 
-async def _with_keep_alives(work: Coroutine[Any, Any, T], answer: Answer, keep_alive_s: float) -> T:
-    """The result of ``work``; meanwhile the client hears that it is not forgotten."""
-    task = asyncio.ensure_future(work)
+async def _with_keep_alives(reaching: Coroutine[Any, Any, Upstream], answer: Answer, keep_alive_s: float) -> Upstream:
+    """What ``reaching`` finds; meanwhile the client hears that it is not forgotten."""
+    task = asyncio.ensure_future(reaching)
     try:
         while not (await asyncio.wait((task,), timeout=keep_alive_s))[0]:
             await answer.keep_alive()
-        return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
+    except BaseException:
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is None:  # the answer began as its client left
+            task.result().response.close()
+        raise
+    return task.result()
 
 
 async def read_body(request: web.BaseRequest, most: int) -> bytes:
@@ -206,8 +216,7 @@ async def read_body(request: web.BaseRequest, most: int) -> bytes:
         raise Problem(415, "compressed bodies are not taken")
     if request.content_length is not None and request.content_length > most:
         raise Problem(413, f"the body has {request.content_length} bytes; at most {most} are taken")
-    if request.headers.get("expect", "").lower() == "100-continue":
-        assert request.transport is not None
+    if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size = [], 0
     try:

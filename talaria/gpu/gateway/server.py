@@ -13,7 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from talaria.gpu.gateway.admin import Admin
 from talaria.gpu.gateway.dialects import CALLS, COUNT_TOKENS, OTHER, Endpoint, Problem
-from talaria.gpu.gateway.dispatch import Dispatcher, Placement
+from talaria.gpu.gateway.dispatch import Dispatcher
+from talaria.gpu.gateway.explaining import Placement
 from talaria.gpu.gateway.openapi import document as openapi_document
 from talaria.gpu.gateway.relay import Relay
 
@@ -137,7 +138,7 @@ class GatewayServer:
         session, call = request.query.get("session"), request.query.get("call")
         kept = [
             item
-            for item in reversed(self._dispatcher.explained)
+            for item in reversed(self._dispatcher.explainer.kept)
             if (session is None or item.session.startswith(session)) and (call is None or str(item.call) == call)
         ]
         return json_response({"placements": [_placement(item) for item in kept[: _limit(request)]]})
@@ -162,7 +163,7 @@ def _session(name: tuple[str, str], entry: Any, dispatcher: Dispatcher) -> dict[
             {
                 "line": line.key.line, "model": line.key.model, "turn": line.turn, "items": line.items, "open_calls": line.open_calls,
                 "prompt_tokens": line.marks[-1].prompt_tokens if line.marks else line.inherited_tokens, "served_by": line.served_by,
-                "lease": dispatcher.leases.get(line.key),
+                "lease": dispatcher.leases.live.get(line.key),
             }
             for line in entry.lines.values()
         ],
