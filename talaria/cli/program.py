@@ -24,10 +24,11 @@ REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 
 class Program:
     """``commands`` maps each command to its module, which has a Typer ``app``: a group of that name, or the command itself
-    among its commands. ``about`` is what the help begins with."""
+    among its commands. ``about`` is what the help begins with; ``extra``: the extra of the package that they need, and its modules."""
 
-    def __init__(self, name: str, commands: Mapping[str, str], about: str) -> None:
+    def __init__(self, name: str, commands: Mapping[str, str], about: str, extra: tuple[str, frozenset[str]] | None = None) -> None:
         self._name = name
+        self._extra, self._extra_modules = extra or ("", frozenset())
         self._app = typer.Typer(cls=_lazy_group(commands), add_completion=False, pretty_exceptions_enable=False)
         self._app.callback(help=about)(_options)
 
@@ -48,6 +49,10 @@ class Program:
             return _fail(str(error), 2)
         except typer.TyperException as error:
             return _fail(str(usage_error(error)), 2)
+        except ModuleNotFoundError as error:
+            if error.name not in self._extra_modules:
+                raise
+            return _fail(f"{error.name} is not installed; in a checkout: {sys.executable} -m pip install '.[{self._extra}]'", 2)
         except BrokenPipeError:
             _abandon_stdout()
             return 1

@@ -151,6 +151,13 @@ def test_a_mistake_of_ours_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> No
         run_command(["knobs"])
 
 
+def test_an_extra_that_is_not_installed_is_one_line() -> None:
+    command = "import sys; sys.modules['msgspec'] = None; from talaria.cli.gpu import main; main()"
+    done = subprocess.run([sys.executable, "-c", command, "doctor", "cluster.yaml"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == f"error: msgspec is not installed; in a checkout: {sys.executable} -m pip install '.[serve]'\n"
+
+
 def test_an_interrupt_is_exit_130_without_a_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

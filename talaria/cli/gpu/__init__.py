@@ -17,6 +17,7 @@ _PROGRAM = Program(
     COMMANDS,
     "Serve several large models to agents on shared GPU groups: check a machine, serve, replay traces, measure, validate.\n\n"
     "Start with: talaria-gpu doctor CLUSTER",
+    extra=("serve", frozenset({"aiohttp", "msgspec", "prometheus_client", "uvloop", "zmq"})),
 )
 
 main = _PROGRAM.main

@@ -17,6 +17,7 @@ from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.explaining import Placement
 from talaria.gpu.gateway.openapi import document as openapi_document
 from talaria.gpu.gateway.relay import Relay
+from talaria.gpu.gateway.sessions import name_of
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -133,13 +134,16 @@ class GatewayServer:
         return json_response({"count": len(entries), "sessions": [_session(name, entry, self._dispatcher) for name, entry in newest]})
 
     async def _placements(self, request: web.BaseRequest) -> web.Response:
-        """The latest placements first, at most ``limit`` (default 100), of one ``session`` or one ``call`` if that is asked for."""
+        """The latest placements first, at most ``limit`` (default 100), of one ``session`` or one ``call`` if that is asked for.
+
+        A session is named by the id that its client sends, or by the beginning of its hash, as logs say it."""
         self._check_insight(request)
         session, call = request.query.get("session"), request.query.get("call")
         kept = [
             item
             for item in reversed(self._dispatcher.explainer.kept)
-            if (session is None or item.session.startswith(session)) and (call is None or str(item.call) == call)
+            if (session is None or item.session.startswith(session) or item.session == name_of(item.tenant, session))
+            and (call is None or str(item.call) == call)
         ]
         return json_response({"placements": [_placement(item) for item in kept[: _limit(request)]]})
 

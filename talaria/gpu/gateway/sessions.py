@@ -39,12 +39,17 @@ def session_of(tenant: str, headers: Mapping[str, str], document: Mapping[str, A
     found = _explicit(headers, document)
     if found is not None:
         signal, value = found
-        return Session(_hash(tenant, "id", value.encode()), signal)
+        return Session(name_of(tenant, value), signal)
     hint = _text(document.get("prompt_cache_key"))
     if hint is not None:
         # One key may stand for a whole account: it is never enough without the conversation itself.
         return Session(_hash(tenant, "hint", hint.encode(), root), "prompt_cache_key")
     return Session(_hash(tenant, "root", root), "root")
+
+
+def name_of(tenant: str, sent: str) -> str:
+    """``Session.name`` of the id that a client of ``tenant`` sends."""
+    return _hash(tenant, "id", sent.encode("utf-8", "replace"))
 
 
 def _explicit(headers: Mapping[str, str], document: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol.records import CALL_HEADER
 from talaria.policy.knobs import Knobs
-from tests.gpu.gateway.fake import FakeAgent, Rig, Submitted, at_once, event, rig, run, say, until
+from tests.gpu.gateway.fake import ADMIN, FakeAgent, Rig, Submitted, at_once, event, rig, run, say, until
 
 CHAT = "/v1/chat/completions"
 
@@ -282,6 +283,24 @@ def test_a_return_is_routed_by_its_lease_and_the_agent_hears_of_both() -> None:
                 for item in (await (await made.get("/debug/placements", {"authorization": "Bearer root"})).json())["placements"]
             ]
             assert reasons == ["lease", "cost"]
+
+    run(test())
+
+
+def test_placements_are_found_by_the_id_that_the_client_sends_or_by_its_hash() -> None:
+    async def test() -> None:
+        async with rig(FakeAgent("a")) as made:
+            await made.post(CHAT, say("hi"), {"X-Claude-Code-Session-Id": "cc-0"})
+            numbered = (await made.post(CHAT, say("hi"), {"X-Session-Id": "other"})).headers["x-talaria-call"]
+
+            async def placed(query: str) -> list[dict[str, Any]]:
+                found: list[dict[str, Any]] = (await (await made.get(f"/debug/placements?{query}", ADMIN)).json())["placements"]
+                return found
+
+            (by_id,) = await placed("session=cc-0")
+            assert await placed(f"session={by_id['session'][:12]}") == [by_id]
+            assert [str(item["call"]) for item in await placed(f"call={numbered}")] == [numbered]
+            assert await placed("session=cc-1") == []
 
     run(test())
 
