@@ -12,18 +12,48 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from talaria.errors import InputError, unknown_name
+from talaria.policy.router import ROUTERS
 from talaria.validation import parse
 from talaria.workload.reading import Name, Seconds
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
-Names = Annotated[tuple[Name, ...], Field(strict=False)]
+Word = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""What a process can be given."""
+Names = Annotated[tuple[Annotated[Word, Field(min_length=1)], ...], Field(strict=False)]
+Variables = dict[Annotated[str, Field(pattern=r"^[^\x00=]+$")], Word]
+FileName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Of an instance: logs are named after it."""
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.hostname and " " not in text and (parts.port or 0) >= 0:
+            return text
+    except ValueError:
+        pass
+    raise ValueError("http://HOST:PORT")
+
+
+def _alias(text: str) -> str:
+    if "*" in text[:-1]:
+        raise ValueError("a name, or the beginning of names with * at its end")
+    return text
+
+
+Url = Annotated[Name, AfterValidator(_url)]
+Alias = Annotated[Name, AfterValidator(_alias)]
 
 
 class _Strict(BaseModel):
@@ -43,12 +73,12 @@ class Secret(_Strict):
         return self
 
     def read(self, where: str) -> str:
-        """Raises InputError where the environment variable is not set."""
-        if self.value is not None:
-            return self.value
-        found = os.environ.get(self.env or "")
+        """Raises InputError where the environment variable is not set, or for what no HTTP header can show."""
+        found = self.value if self.value is not None else os.environ.get(self.env or "")
         if not found:
             raise InputError(f"environment variable {self.env} is not set", where=where, fix="export it before starting")
+        if not (found.isascii() and found.isprintable() and found == found.strip()):
+            raise InputError("the key cannot be sent in a header", where=where, allowed="printable ASCII without spaces around it")
         return found
 
 
@@ -57,13 +87,13 @@ class Key(_Strict):
 
     name: Name
     key: Secret
-    max_in_flight: Annotated[int, Field(ge=1)] = 256
+    max_in_flight: Count = 256
     max_leases: Annotated[int, Field(ge=0)] = 4096
 
 
 class Limits(_Strict):
     body_bytes: Annotated[int, Field(ge=1024)] = 32 * 2**20
-    in_flight: Annotated[int, Field(ge=1)] = 4096
+    in_flight: Count = 4096
     call_deadline_s: PositiveSeconds = 3600.0
     """A call that has not ended by then is ended with an error."""
     keep_alive_s: PositiveSeconds = 10.0
@@ -81,7 +111,7 @@ class Gateway(_Strict):
     """None: no admin endpoints."""
     default_model: Name | None = None
     """Serves requests for models that nobody knows; None: they are refused."""
-    aliases: dict[Name, Name] = Field(default_factory=dict)
+    aliases: dict[Alias, Name] = Field(default_factory=dict)
     """Names that clients send, with ``*`` at the end for any ending: {"claude-*": "big"}."""
     limits: Limits = Limits()
 
@@ -95,29 +125,29 @@ class Model(_Strict):
     """Its name in the profile; default: the served name."""
     tool_parser: Name | None = None
     reasoning_parser: Name | None = None
-    kv_tokens: Annotated[int, Field(ge=1)] | None = None
+    kv_tokens: Count | None = None
     """Size of its KV pool; None: what the engine works out. State it where several models share a group."""
     arguments: Names = ()
     """Further command line arguments of its SGLang server."""
-    environment: dict[Name, str] = Field(default_factory=dict)
+    environment: Variables = Field(default_factory=dict)
 
 
 class Instance(_Strict):
     """One TP group: engines started by an agent on this host, or, with ``url``, by one on another."""
 
-    name: Name
+    name: FileName
     pool: Literal["cold", "hot"] = "cold"
     models: Annotated[Names, Field(min_length=1)]
     """The first is active at the start; a hot instance has one."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     """None on a machine without accelerators: the engines run on the CPU."""
-    tp: Annotated[int, Field(ge=1)] = 1
-    max_resident_models: Annotated[int, Field(ge=1)] = 8
-    max_running: Annotated[int, Field(ge=1)] = 256
+    tp: Count = 1
+    max_resident_models: Count = 8
+    max_running: Count = 256
     host: Name = "127.0.0.1"
     port: Port = 0
     """Where its agent listens; 0: any free port, for agents that this gateway starts itself."""
-    url: Name | None = None
+    url: Url | None = None
     """An agent that is started on its own host: ``talaria-gpu serve CLUSTER --agent NAME`` there."""
     key: Secret | None = None
     """What the gateway shows to the agent; needed with ``url``."""
@@ -128,6 +158,8 @@ class Instance(_Strict):
             raise ValueError("exactly one model in a hot instance")
         if self.gpus and len(self.gpus) != self.tp:
             raise ValueError(f"as many gpus as tp says ({self.tp})")
+        if len(set(self.models)) < len(self.models) or len(set(self.gpus)) < len(self.gpus):
+            raise ValueError("each model and each GPU once")
         if self.url is not None and self.key is None:
             raise ValueError("a key beside url")
         return self
@@ -139,8 +171,8 @@ class Engine(_Strict):
     python: Name | None = None
     """Interpreter that has sglang and talaria installed; None: the running one."""
     arguments: Names = ()
-    environment: dict[Name, str] = Field(default_factory=dict)
-    page_tokens: Annotated[int, Field(ge=1)] = 64
+    environment: Variables = Field(default_factory=dict)
+    page_tokens: Count = 64
     start_timeout_s: PositiveSeconds = 1800.0
     hang_s: PositiveSeconds = 120.0
     """An engine that runs calls and says nothing for this long is killed and started again."""
@@ -167,26 +199,42 @@ class ClusterConfig(_Strict):
     policy: Policy = Policy()
 
 
+def is_loopback(host: str) -> bool:
+    return host in ("127.0.0.1", "::1", "localhost")
+
+
 def check(value: Any, where: str) -> ClusterConfig:
     """A cluster from a document. Raises InputError that names the field and what is allowed."""
     config = parse(ClusterConfig, value, where)
-    names = [instance.name for instance in config.instances]
+    gateway = config.gateway
     for index, instance in enumerate(config.instances):
-        if instance.name in names[:index]:
-            raise InputError(f"instance {instance.name!r} is given twice", where=f"{where}: instances", allowed="each name once")
         for model in instance.models:
             if model not in config.models:
                 raise unknown_name("model", model, config.models, where=f"{where}: instances[{index}].models")
-    gateway = config.gateway
     for alias, model in [*gateway.aliases.items(), *([("default_model", gateway.default_model)] if gateway.default_model else [])]:
         if model not in config.models:
             raise unknown_name("model", model, config.models, where=f"{where}: gateway: {alias}")
-    if not gateway.keys and gateway.host not in ("127.0.0.1", "::1", "localhost"):
+        if alias in config.models:
+            raise InputError(f"alias {alias!r} is a model's name", where=f"{where}: gateway.aliases", allowed="names that no model has")
+    if config.policy.router not in ROUTERS:
+        raise unknown_name("router", config.policy.router, ROUTERS, where=f"{where}: policy.router")
+    _check_once("instance", [item.name for item in config.instances], f"{where}: instances")
+    _check_once("key", [key.name for key in gateway.keys], f"{where}: gateway.keys")
+    here = [item for item in config.instances if item.url is None]
+    _check_once("GPU", [gpu for item in here for gpu in item.gpus], f"{where}: instances of this host")
+    _check_once("port", [port for port in (gateway.port, *(item.port for item in here)) if port], where)
+    if not gateway.keys and not is_loopback(gateway.host):
         raise InputError(
             f"gateway.host = {gateway.host!r} without keys", where=where, allowed="127.0.0.1, or any address with gateway.keys",
             fix="add gateway.keys",
         )  # fmt: skip
     return config
+
+
+def _check_once(kind: str, found: Sequence[str | int], where: str) -> None:
+    twice = next((value for value, count in Counter(found).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"{kind} {twice!r} is given twice", where=where, allowed=f"each {kind} once")
 
 
 def load(path: str | Path) -> ClusterConfig:

@@ -22,11 +22,14 @@ def serve(cluster: ClusterArgument, agent: AgentOption = None) -> None:
     """Serve a cluster until SIGTERM or Ctrl-C: the gateway with the agents and engines of this host, or one agent with its engines."""
     from talaria.errors import unknown_name
     from talaria.gpu import config
-    from talaria.gpu.agent.beliefs import knobs_of
+    from talaria.gpu.agent.beliefs import knobs_of, timing_of
 
     loaded = config.load(cluster)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if agent is None:
+        for item in loaded.instances:
+            if item.url is None:
+                timing_of(loaded, item)  # what its agent would stumble over, said before anything starts
         from talaria.gpu.gateway.main import run_gateway
 
         run_gateway(loaded, knobs_of(loaded.policy), reload=lambda: config.load(cluster), on_ready=lambda url: note(f"serving at {url}"))

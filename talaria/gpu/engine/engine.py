@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import aiohttp
 
@@ -218,7 +219,7 @@ class _Run:
             raise FileNotFoundError(f"no model at {model.path}")
         assert holds.path is not None, "the hold server listens before any engine starts"
         place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24))
-        log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{name}")
+        log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{quote(name, safe='')}")
         words = command.command(name, model, instance, settings, place)
         environment = command.environment(name, model, instance, settings, place, holds.path)
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
+from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig, Key, Limits
 from talaria.gpu.gateway.dialects import Problem
 
@@ -27,7 +28,7 @@ _EVERYBODY: Final = Tenant(DEFAULT_TENANT, None, None)
 
 
 class Settings:
-    """Raises InputError where a key's environment variable is not set."""
+    """Raises InputError where a key's environment variable is not set, or a key stands for two."""
 
     def __init__(self, config: ClusterConfig) -> None:
         gateway = config.gateway
@@ -40,6 +41,9 @@ class Settings:
         self._keys = [(_digest(key.key.read(f"gateway.keys: {key.name}")), _tenant(key)) for key in gateway.keys]
         admin = gateway.admin_key
         self._admin = None if admin is None else _digest(admin.read("gateway.admin_key"))
+        keys = [digest for digest, _ in self._keys] + ([] if self._admin is None else [self._admin])
+        if len(set(keys)) < len(keys):
+            raise InputError("two keys are the same", where="gateway", allowed="a key of its own for each name and for the administrator")
 
     @property
     def has_admin(self) -> bool:
