@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from talaria.errors import InputError
-from talaria.gpu.config import ClusterConfig
+from talaria.gpu.config import ClusterConfig, is_loopback
 from talaria.gpu.gateway.dialects import Problem
 from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.instances import InstanceState
@@ -122,7 +122,7 @@ class Admin:
     # --- configuration ---------------------------------------------------------------------------------------------
 
     async def _reload_settings(self, request: web.BaseRequest) -> web.Response:
-        """Keys, aliases, limits and the default model at once; what else differs is named and waits for a restart or a reset."""
+        """Keys, aliases, limits and the default model at once; what else differs from the start is named and waits for a restart."""
         await self._body(request)
         if self._reload is None:
             raise Problem(409, "the gateway was not started from a file")
@@ -131,15 +131,25 @@ class Admin:
             settings = Settings(config)
         except InputError as error:
             raise Problem(400, str(error)) from None
-        old, self._config = self._config, config
-        restart = [name for name in ("models", "instances", "engine") if getattr(old, name) != getattr(config, name)]
+        self._check_applicable(config)
         settings.models = self._dispatcher.settings.models
         self._dispatcher.settings = settings
         self._dispatcher.book.idle_s = settings.limits.session_idle_s
-        waits = [*restart, *(["gateway address"] if _address(old) != _address(config) else [])]
-        reset = ["policy"] if old.policy != config.policy else []
-        _log.info("event=reload restart=%s reset=%s", ",".join(waits) or "-", ",".join(reset) or "-")
-        return _json({"applied": ["keys", "aliases", "limits", "default_model"], "needs_restart": waits, "needs_reset": reset})
+        started = self._config
+        waits = [name for name in ("models", "instances", "engine", "policy") if getattr(started, name) != getattr(config, name)]
+        waits += ["gateway address"] if _address(started) != _address(config) else []
+        _log.info("event=reload restart=%s", ",".join(waits) or "-")
+        return _json({"applied": ["keys", "aliases", "limits", "default_model"], "needs_restart": waits})
+
+    def _check_applicable(self, config: ClusterConfig) -> None:
+        """Models and address stay what they were at the start. Raises Problem where the new settings do not go with them."""
+        gateway, running = config.gateway, self._dispatcher.settings.models
+        named = [*gateway.aliases.values(), *([gateway.default_model] if gateway.default_model else [])]
+        unknown = sorted({model for model in named if model not in running})
+        if unknown:
+            raise Problem(409, f"aliases or default_model name models that need a restart first: {', '.join(unknown)}")
+        if not gateway.keys and not is_loopback(self._config.gateway.host):
+            raise Problem(409, f"without keys the gateway must not go on listening at {self._config.gateway.host}: restart it")
 
     # --- measured runs ---------------------------------------------------------------------------------------------
 

@@ -205,8 +205,13 @@ class SessionBook:
         return line
 
     def _close(self, line: Line) -> None:
-        self._raw.pop((line.key.tenant, line.key.model, line.digest), None)
+        self._forget_raw(line)
         self._forgotten(line)
+
+    def _forget_raw(self, line: Line) -> None:
+        name = (line.key.tenant, line.key.model, line.digest)
+        if self._raw.get(name) is line:  # else another line has the same prompt
+            del self._raw[name]
 
     def _name(self, lines: list[Line], asked: Conversation) -> str:
         """The root's hash, so that another gateway would give the same name; further lines of one root also say where they are."""
@@ -224,7 +229,7 @@ class SessionBook:
         digest = asked.hashes[-1] if asked.items else b""
         key = line.key
         if asked.raw and asked.items:
-            self._raw.pop((key.tenant, key.model, line.digest), None)
+            self._forget_raw(line)
             self._raw[key.tenant, key.model, digest] = line
         if (line.items, line.digest) != (asked.items, digest):
             line.items, line.digest, line.completed = asked.items, digest, False
