@@ -171,10 +171,14 @@ class Dispatcher:
             self._router.ended(call, now)
         else:
             self._router.submit_failed(call, routed, now)
-        instance = self.instances[routed.instance]
-        instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
+        self._void(routed)
         self._tell_leases()
         self._arm()
+
+    def _void(self, routed: Routed) -> None:
+        """Nothing more comes of the submission; one that its instance has seen is not affected."""
+        instance = self.instances[routed.instance]
+        instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
 
     def distrust(self, instance: InstanceState) -> None:
         """It did not take a call: no new placements before it says that it is well."""
@@ -202,6 +206,8 @@ class Dispatcher:
         if live.id in self._live:
             if self._attempts.pop(live.call.id, None) is not None:
                 self._router.ended(live.call, now_s())
+                if live.routed is not None:  # its agent may have refused it unread
+                    self._void(live.routed)
                 self._tell_leases()
                 self._arm()
             self._finish(live)
@@ -258,9 +264,8 @@ class Dispatcher:
 
     def _unwanted(self, call: Call, routed: Routed) -> None:
         """A queued call got its place when nobody waits for it any more."""
-        instance = self.instances[routed.instance]
         self._router.submit_failed(call, routed, now_s())
-        instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
+        self._void(routed)
 
     def _poll(self) -> None:
         self._poll_timer = None
