@@ -7,6 +7,7 @@ activates another. The view is kept current in place, as in the simulator; nothi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -66,6 +67,7 @@ BROKEN_OFF_S = 5.0
 STALE_S = 0.1
 """As above where the engine did not have the call yet: it may have closed an idle connection in that moment."""
 _HASTE_S = 1e-6
+_log = logging.getLogger("talaria.agent")
 
 
 class AgentInstance:
@@ -568,18 +570,18 @@ class AgentInstance:
             for model in closing:
                 await engines.close(model)
             source = None if source in closing else source
-            times = await engines.switch(source, target)
+            outcome: SwitchTimes | EngineFailed = await engines.switch(source, target)
         except EngineFailed as error:
+            outcome = error
+        finally:
             self._switch = None
+        if isinstance(outcome, EngineFailed):
             if not self._down:
                 self._show_residency()
-            self._happened(SwitchFailed(target, str(error)))
+            self._happened(SwitchFailed(target, str(outcome)))
             self._refuse_waiting(target)
-            return
-        self._switch = None
-        if self._down:  # it came too late: what has died meanwhile took the round with it
-            return
-        self._switched(source, target, started_s, times)
+        elif not self._down:  # else it came too late: what has died meanwhile took the round with it
+            self._switched(source, target, started_s, outcome)
 
     def _refuse_waiting(self, model: str) -> None:
         """Calls do not wait for an engine that does not start."""
@@ -749,5 +751,10 @@ class AgentInstance:
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("event=bug instance=%s", self.id, exc_info=error)

@@ -83,15 +83,16 @@ class Agent:
         )
         self._instance = self._telemetry.instance = instance
         server.begin(instance)
-        heartbeats = asyncio.create_task(self._telemetry.heartbeats())
-        try:
-            while True:
-                await asyncio.sleep(WATCH_S)
-                model = instance.hung(self._cluster.engine.hang_s)
-                if model is not None:
-                    _log.error("event=engine_hangs model=%s", model)
-        finally:
-            heartbeats.cancel()
+        async with asyncio.TaskGroup() as tasks:  # an agent that cannot do one of them must not look well
+            tasks.create_task(self._telemetry.heartbeats())
+            tasks.create_task(self._watch(instance))
+
+    async def _watch(self, instance: AgentInstance) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            model = instance.hung(self._cluster.engine.hang_s)
+            if model is not None:
+                _log.error("event=engine_hangs model=%s", model)
 
     # --- what engines say ------------------------------------------------------------------------------------------
 

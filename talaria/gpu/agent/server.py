@@ -65,7 +65,8 @@ class AgentServer:
     def _allowed(self, request: web.BaseRequest) -> bool:
         if self._key is None:
             return True
-        return hmac.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {self._key}".encode())
+        shown = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(shown, f"Bearer {self._key}".encode())
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -101,10 +102,11 @@ class AgentServer:
     # --- the link --------------------------------------------------------------------------------------------------
 
     async def _link(self, request: web.BaseRequest) -> web.StreamResponse:
-        """A gateway's link, until either side ends it; a new one takes the place of an earlier one."""
+        """A gateway's link, until either side ends it; a new one takes the place of an earlier one. It begins once there is something
+        to tell: before, nobody here would answer the gateway's probes."""
+        await self._up.wait()
         socket = web.WebSocketResponse(max_msg_size=0, compress=False, heartbeat=20.0)
         await socket.prepare(request)
-        await self._up.wait()
         instance = self.instance
         assert instance is not None
         gateway = request.headers.get(wire.GATEWAY_HEADER, "")
