@@ -10,10 +10,10 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
+from talaria.gpu import dialects
 from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.engine.errors import EngineFailed
-from talaria.gpu.gateway import dialects
 from talaria.gpu.protocol.engine import CALL_HEADER
 from talaria.policy.calls import Call
 

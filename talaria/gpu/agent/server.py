@@ -18,8 +18,8 @@ from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.agent.metrics import exposition
 from talaria.gpu.agent.relay import Failure, Relay, error_response, pass_through
 from talaria.gpu.agent.telemetry import Outbox, Telemetry, as_json
+from talaria.gpu.dialects import COUNT_TOKENS
 from talaria.gpu.engine.errors import EngineFailed
-from talaria.gpu.gateway.dialects import COUNT_TOKENS
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol.engine import ABI
 from talaria.policy.calls import Call, LineKey

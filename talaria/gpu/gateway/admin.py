@@ -11,7 +11,7 @@ from aiohttp import web
 
 from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig, is_loopback
-from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.dialects import Problem
 from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.recording import Recording

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from talaria.gpu.gateway.dialects import KEEP_ALIVE, Endpoint, Problem
+from talaria.gpu.dialects import KEEP_ALIVE, Endpoint, Problem
 from talaria.gpu.protocol.records import CALL_HEADER
 
 

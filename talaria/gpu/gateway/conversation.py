@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from talaria.gpu.gateway.dialects import COMPLETIONS, RESPONSES, Endpoint
+from talaria.gpu.dialects import COMPLETIONS, RESPONSES, Endpoint
 
 HASH_BYTES: Final = 12
 BLOCK_CHARACTERS: Final = 256

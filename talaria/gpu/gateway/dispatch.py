@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from talaria.gpu.config import ClusterConfig
+from talaria.gpu.dialects import Problem
 from talaria.gpu.gateway.agents import Agent
 from talaria.gpu.gateway.calls import LiveCall
 from talaria.gpu.gateway.conversation import Conversation
-from talaria.gpu.gateway.dialects import Problem
 from talaria.gpu.gateway.explaining import Explainer
 from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.leases import LeaseBook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from talaria.gpu.gateway.dialects import CALLS, CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, Endpoint
+from talaria.gpu.dialects import CALLS, CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, Endpoint
 
 _TEXT = {"type": "string"}
 _BLOCKS = {"type": "array", "items": {"type": "object", "properties": {"type": _TEXT, "text": _TEXT}, "required": ["type"]}}

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 from aiohttp import web
 
+from talaria.gpu.dialects import COUNT_TOKENS, Endpoint, Problem, message_of
 from talaria.gpu.gateway import requests
 from talaria.gpu.gateway.answers import Answer
 from talaria.gpu.gateway.calls import LiveCall
 from talaria.gpu.gateway.conversation import conversation
-from talaria.gpu.gateway.dialects import COUNT_TOKENS, Endpoint, Problem, message_of
 from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.sessions import session_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from talaria.gpu.gateway.dialects import RESPONSES, Endpoint, Problem
+from talaria.gpu.dialects import RESPONSES, Endpoint, Problem
 from talaria.gpu.gateway.settings import Settings
 
 MOST_OUTPUT_TOKENS = 10_000_000

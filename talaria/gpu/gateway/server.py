@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from talaria.gpu.dialects import CALLS, COUNT_TOKENS, OTHER, Endpoint, Problem
 from talaria.gpu.gateway.admin import Admin
-from talaria.gpu.gateway.dialects import CALLS, COUNT_TOKENS, OTHER, Endpoint, Problem
 from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.explaining import Placement
 from talaria.gpu.gateway.openapi import document as openapi_document

@@ -10,7 +10,7 @@ from typing import Final
 
 from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig, Key, Limits
-from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.dialects import Problem
 
 DEFAULT_TENANT: Final = "default"
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from talaria.errors import InputError
-from talaria.gpu.gateway.dialects import Problem
+from talaria.gpu.dialects import Problem
 from talaria.gpu.gateway.settings import Settings
 from talaria.policy.knobs import Knobs
 from tests.gpu.gateway.fake import ADMIN, FakeAgent, Submitted, cluster_of, rig, run, say, until

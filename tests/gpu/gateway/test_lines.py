@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from talaria.gpu.dialects import CHAT, COMPLETIONS
 from talaria.gpu.gateway.conversation import conversation
-from talaria.gpu.gateway.dialects import CHAT, COMPLETIONS
 from talaria.gpu.gateway.lines import MOST_LINES, Begun, Line, SessionBook
 from talaria.policy.calls import LineKey
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
+from talaria.gpu.dialects import CHAT, MESSAGES, RESPONSES
 from talaria.gpu.gateway.conversation import conversation
-from talaria.gpu.gateway.dialects import CHAT, MESSAGES, RESPONSES
 from talaria.gpu.gateway.sessions import LONGEST_ID, Session, session_of
 
 UUID = "0b8d5f3e-8f7e-4a41-9a5f-2f6d6f1f0c11"
