@@ -44,14 +44,15 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
     """In the order in which somebody would mend them. Instances with ``url`` are their own host's business."""
     here = [item for item in cluster.instances if item.url is None]
     files: dict[str, ModelFiles] = {}
-    findings = [*_engine(machine.engine), *_models(cluster, here, files), *_parsers(cluster, machine.engine)]
-    findings += [*_gpus(here, machine), *_fit(cluster, here, files, machine), *_host_memory(here, files, machine)]
+    findings = [*_engine(machine.engine, any(item.gpus for item in here)), *_models(cluster, here, files)]
+    findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine), *_host_memory(here, files, machine)]
     return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
 
 
-def _engine(engine: EngineFacts) -> Iterator[Finding]:
+def _engine(engine: EngineFacts, on_gpus: bool) -> Iterator[Finding]:
     if engine.error:
-        fix = "install it there: pip install '.[gpu]' in a checkout, or name another engine.python"
+        how = "pip install '.[gpu]'" if on_gpus else "scripts/setup-engine, for a CPU,"
+        fix = f"install it there: {how} in a checkout, or name another engine.python"
         yield Finding("fail", "engine", f"{engine.python}: {engine.error}", fix)
     elif engine.version != engine.tested:
         yield Finding("warn", "engine", f"SGLang {engine.version}; tested with {engine.tested}", f"pip install sglang=={engine.tested}")

@@ -118,6 +118,8 @@ class Supervisor:
 
     async def _opening(self, model: str, work: Coroutine[Any, Any, T]) -> T:
         """Do what starts the model's engine, and keep the book of its starts."""
+        began_s = time.monotonic()
+        _log.info("event=engine_starts model=%s", model)
         try:
             result = await work
         except EngineFailed as error:
@@ -125,6 +127,7 @@ class Supervisor:
                 self._backoffs[model].failed(str(error), time.monotonic())
             raise
         self._backoffs[model].started(time.monotonic())
+        _log.info("event=engine_started model=%s seconds=%.1f", model, time.monotonic() - began_s)
         return result
 
     async def flush(self, model: str) -> None:
