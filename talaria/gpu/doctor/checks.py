@@ -45,7 +45,8 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
     here = [item for item in cluster.instances if item.url is None]
     files: dict[str, ModelFiles] = {}
     findings = [*_engine(machine.engine, any(item.gpus for item in here)), *_models(cluster, here, files)]
-    findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine), *_host_memory(here, files, machine)]
+    findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine)]
+    findings += _host_memory(here, files, machine)
     return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
 
 
