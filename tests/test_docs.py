@@ -70,8 +70,8 @@ def test_the_clusters_shown_are_valid(tmp_path: Path) -> None:
     path.write_text(block("gpu.md", "yaml"), encoding="utf-8")
     assert list(cluster.load(path).models) == ["big", "other"]
     examples = sorted((REPOSITORY / "examples").glob("cluster-*.yaml"))
-    assert [cluster.load(example).name for example in examples] == ["tp8-three-models", "two-hosts"]
-    assert block("hardware.md", "yaml") in examples[0].read_text(encoding="utf-8"), "the page shows what the example holds"
+    assert [cluster.load(example).name for example in examples] == ["cpu-pair", "tp8-three-models", "two-hosts"]
+    assert block("hardware.md", "yaml") in examples[1].read_text(encoding="utf-8"), "the page shows what the example holds"
 
 
 def test_the_trace_shown_is_valid(tmp_path: Path) -> None:
@@ -84,6 +84,14 @@ def test_the_trace_shown_is_valid(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(value) + "\n" for value in values))
     (session,) = TraceFile(path).sessions()
     assert [call.line for call in session.calls] == ["main", "a1", "main"]
+
+
+def test_the_small_trace_suits_the_cluster_without_gpus() -> None:
+    served = cluster.load(REPOSITORY / "examples" / "cluster-cpu.yaml")
+    sessions = list(TraceFile(REPOSITORY / "examples" / "small-agents.jsonl").sessions())
+    calls = [call for session in sessions for call in session.calls]
+    assert len(sessions) == 8 and {call.model for call in calls} == set(served.models)
+    assert max(call.prompt_tokens + call.output_tokens for call in calls) < 2048
 
 
 def test_every_trace_format_is_listed() -> None:
