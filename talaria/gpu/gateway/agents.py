@@ -88,7 +88,10 @@ class Agent:
                 if await self._one_link():
                     wait_s = FIRST_RETRY_S
             except (aiohttp.ClientError, OSError) as error:
-                _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
+                if type(error) is TimeoutError:
+                    _log.info("event=link_waits instance=%s: no greeting yet; its engines are starting, or its host is down", self.name)
+                else:
+                    _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
             except Exception:
                 _log.exception("event=bug instance=%s", self.name)
             await asyncio.sleep(wait_s)
