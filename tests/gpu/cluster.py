@@ -163,7 +163,7 @@ class Cluster:
         name, _, value = self._mark.partition("=")
         with (self.directory / "serve.log").open("ab") as log:
             child = subprocess.Popen(
-                [*SERVE, str(file), *options], env={**os.environ, name: value}, cwd=self.directory, stdin=subprocess.DEVNULL,
+                [*SERVE, str(file), "--until-eof", *options], env={**os.environ, name: value}, cwd=self.directory, stdin=subprocess.PIPE,
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._children.append(child)
@@ -192,6 +192,12 @@ class Cluster:
         self._gateway.terminate()
         return self._gateway.wait(timeout_s)
 
+    def abandon(self) -> None:
+        """As when whoever started the gateway and its agents has died."""
+        for child in self._children:
+            assert child.stdin is not None
+            child.stdin.close()
+
     def kill_gateway(self) -> None:
         """As by a crash: nothing else is told."""
         assert self._gateway is not None
@@ -212,6 +218,8 @@ class Cluster:
             time.sleep(0.05)
         for child in self._children:
             child.wait(10)
+            assert child.stdin is not None
+            child.stdin.close()
 
     def log(self) -> str:
         """The end of what gateway and agents printed."""

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.gpu.callers import PATHS, Books, Caller, Ending, until
-from tests.gpu.cluster import Cluster, free_port
+from tests.gpu.cluster import Cluster, free_port, stub_document, wait_for
 from tests.gpu.worlds import EngineWorld, StubWorld, World
 
 COLD = {"name": "g0", "models": ["m0", "m1"]}
@@ -257,3 +257,10 @@ def test_a_call_that_the_engine_refuses_concerns_only_its_client(tmp_path: Path)
     stubs = StubWorld()
     with Cluster(tmp_path, stubs.document(tmp_path, [COLD])) as cluster:
         play(stubs, cluster, scene)
+
+
+def test_a_cluster_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
+    with Cluster(tmp_path, stub_document(tmp_path)) as cluster:
+        assert cluster.processes("engine")
+        cluster.abandon()
+        wait_for("everything has ended", lambda: not cluster.processes())

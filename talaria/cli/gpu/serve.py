@@ -15,10 +15,11 @@ app = typer.Typer(add_completion=False)
 
 ClusterArgument = Annotated[Path, typer.Argument(metavar="CLUSTER", help="A cluster file.")]
 AgentOption = Annotated[str | None, typer.Option(metavar="NAME", help="Serve only this instance: its agent, for a gateway elsewhere.")]
+EofOption = Annotated[bool, typer.Option(help="Stop when standard input ends, too: a program that started it cannot leave it behind.")]
 
 
 @app.command()
-def serve(cluster: ClusterArgument, agent: AgentOption = None) -> None:
+def serve(cluster: ClusterArgument, agent: AgentOption = None, until_eof: EofOption = False) -> None:
     """Serve a cluster until SIGTERM or Ctrl-C: the gateway with the agents and engines of this host, or one agent with its engines."""
     from talaria.errors import unknown_name
     from talaria.gpu import config
@@ -32,11 +33,14 @@ def serve(cluster: ClusterArgument, agent: AgentOption = None) -> None:
                 timing_of(loaded, item)  # what its agent would stumble over, said before anything starts
         from talaria.gpu.gateway.main import run_gateway
 
-        run_gateway(loaded, knobs_of(loaded.policy), reload=lambda: config.load(cluster), on_ready=lambda url: note(f"serving at {url}"))
+        run_gateway(
+            loaded, knobs_of(loaded.policy), reload=lambda: config.load(cluster), at_eof=until_eof,
+            on_ready=lambda url: note(f"serving at {url}"),
+        )  # fmt: skip
         return
     from talaria.gpu.agent.main import run_agent
 
     instance = next((found for found in loaded.instances if found.name == agent), None)
     if instance is None:
         raise unknown_name("instance", agent, [found.name for found in loaded.instances], where="--agent")
-    run_agent(loaded, instance)
+    run_agent(loaded, instance, at_eof=until_eof)

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.engine.supervisor import Supervisor
 from talaria.gpu.protocol.agent import KEY_VARIABLE, now_s
 from talaria.gpu.protocol.engine import FromEngine
+from talaria.gpu.stopping import stop_event
 
 WATCH_S: Final = 1.0
 LOST_S: Final = 2.0
@@ -115,32 +115,23 @@ class Agent:
             self._instance.died(model, why)
 
 
-def run_agent(
-    cluster: config.ClusterConfig, instance: config.Instance, *, on_port: Callable[[int], None] = lambda port: None
-) -> None:  # fmt: skip
-    """Serve ``instance`` for a gateway elsewhere until SIGINT or SIGTERM. Raises InputError where its key or port cannot be had."""
+def run_agent(cluster: config.ClusterConfig, instance: config.Instance, *, at_eof: bool) -> None:
+    """Serve ``instance`` for a gateway elsewhere until told to stop (``stop_event``). Raises InputError where key or port cannot be had."""
     key = None if instance.key is None else instance.key.read(f"instances: {instance.name}: key")
-    if key is None and instance.host not in ("127.0.0.1", "::1", "localhost"):
+    if key is None and not config.is_loopback(instance.host):
         raise InputError(f"instance {instance.name!r} listens on {instance.host} without a key", where="instances", fix="add a key")
-    uvloop.run(_serve(cluster, instance, key, on_port, watch_input=False))
+    uvloop.run(_serve(cluster, instance, key, lambda port: None, at_eof=at_eof))
 
 
 async def _serve(
-    cluster: config.ClusterConfig, instance: config.Instance, key: str | None, on_port: Callable[[int], None], *, watch_input: bool
+    cluster: config.ClusterConfig, instance: config.Instance, key: str | None, on_port: Callable[[int], None], *, at_eof: bool
 ) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    if watch_input:
-        loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 4096) else stop.set())
+    stop = stop_event(at_eof=at_eof)
     try:
         await Agent(cluster, instance, key).serve(stop, on_port)
     except OSError as error:
         where = f"instance {instance.name}: {instance.host}:{instance.port}"
         raise InputError(f"cannot listen: {error.strerror or error}", where=where, fix="choose another port") from None
-    finally:
-        if watch_input:
-            loop.remove_reader(sys.stdin.fileno())
 
 
 def main() -> int:
@@ -153,7 +144,7 @@ def main() -> int:
         if instance is None:
             raise unknown_name("instance", name, [found.name for found in cluster.instances])
         key = os.environ.pop(KEY_VARIABLE, None)
-        uvloop.run(_serve(cluster, instance, key, lambda port: print(json.dumps({"port": port}), flush=True), watch_input=True))
+        uvloop.run(_serve(cluster, instance, key, lambda port: print(json.dumps({"port": port}), flush=True), at_eof=True))
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -20,6 +19,7 @@ from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.metrics import Metrics
 from talaria.gpu.gateway.server import GatewayServer
 from talaria.gpu.gateway.settings import Settings
+from talaria.gpu.stopping import stop_event
 from talaria.policy.knobs import Knobs
 
 WATCH_S: Final = 1.0
@@ -35,16 +35,17 @@ def run_gateway(
     knobs: Knobs,
     *,
     reload: Callable[[], ClusterConfig] | None = None,
+    at_eof: bool = False,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; ``on_ready`` is told the address. Raises InputError where the port or a key cannot be had."""
-    uvloop.run(_serve(config, knobs, reload, on_ready))
+    """Serve until told to stop (``stop_event``); ``on_ready`` is told the address. Raises InputError where port or key cannot be had."""
+    uvloop.run(_serve(config, knobs, reload, on_ready, at_eof=at_eof))
 
 
-async def _serve(config: ClusterConfig, knobs: Knobs, reload: Callable[[], ClusterConfig] | None, on_ready: Callable[[str], None]) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+async def _serve(
+    config: ClusterConfig, knobs: Knobs, reload: Callable[[], ClusterConfig] | None, on_ready: Callable[[str], None], *, at_eof: bool
+) -> None:
+    stop = stop_event(at_eof=at_eof)
     async with gateway(config, knobs, reload=reload) as url:
         on_ready(url)
         await stop.wait()

@@ -42,9 +42,9 @@ def gateway(config: ClusterConfig, waiting: Callable[[str], None]) -> Iterator[E
     with tempfile.TemporaryDirectory(prefix="talaria-run-") as folder, log_path.open("ab") as log:
         path = Path(folder, "cluster.yaml")  # JSON is YAML
         path.write_text(json.dumps(document), encoding="utf-8")
-        command = [sys.executable, "-m", "talaria.cli.gpu", "serve", str(path)]
+        command = [sys.executable, "-m", "talaria.cli.gpu", "serve", str(path), "--until-eof"]
         environment = {**os.environ, ADMIN_VARIABLE: admin_key}
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         try:
             url = f"http://127.0.0.1:{port}"
             waiting(f"engines are starting ({len(config.instances)} instances; the gateway's log is {log_path})")
@@ -81,6 +81,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
