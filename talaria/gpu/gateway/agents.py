@@ -14,8 +14,8 @@ from talaria.gpu.protocol import agent as wire
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
 CONNECT_S: Final = 5.0
-GREETING_S: Final = 60.0
-"""How long an agent may take to let a link begin: it does once its engines are up. A host that has gone down never says no."""
+HANDSHAKE_S: Final = 10.0
+"""How long a link may take to begin: a host that has gone down never says no."""
 PING_S: Final = 20.0
 """A link that has been silent for this long is probed: the same host would leave it half open."""
 IDLE_CONNECTION_S: Final = 30.0
@@ -88,10 +88,7 @@ class Agent:
                 if await self._one_link():
                     wait_s = FIRST_RETRY_S
             except (aiohttp.ClientError, OSError) as error:
-                if type(error) is TimeoutError:
-                    _log.info("event=link_waits instance=%s: no greeting yet; its engines are starting, or its host is down", self.name)
-                else:
-                    _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
+                _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
             except Exception:
                 _log.exception("event=bug instance=%s", self.name)
             await asyncio.sleep(wait_s)
@@ -106,7 +103,7 @@ class Agent:
         understood = False
         headers = {**self.headers(), wire.GATEWAY_HEADER: self._gateway}
         url = f"{self.url}{wire.LINK_PATH}"
-        async with asyncio.timeout(GREETING_S):
+        async with asyncio.timeout(HANDSHAKE_S):
             opened = await self.http.ws_connect(url, headers=headers, max_msg_size=0, compress=0, heartbeat=PING_S)
         async with opened as link:
             self._outbox = asyncio.Queue()
