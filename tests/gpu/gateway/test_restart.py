@@ -73,6 +73,21 @@ def test_an_agent_that_dies_and_comes_back_gets_calls_numbered_from_one() -> Non
     run(test())
 
 
+def test_a_gap_in_an_agents_numbers_is_filled_when_its_link_is_back() -> None:
+    async def test() -> None:
+        agent = FakeAgent("a")
+        async with rig(agent) as made:
+            for _ in range(3):
+                assert (await made.post(CHAT, say("hi"))).status == 200
+            await made.settled()
+            agent.seen = 1  # two submissions were lost, and what was said of them too
+            await agent.drop_link()
+            await until(lambda: agent.seen == 3)
+            assert [item.seq for item in agent.heard if isinstance(item, wire.Void)] == [2, 3]
+
+    run(test())
+
+
 def test_a_link_that_breaks_does_not_disturb_calls_or_numbers() -> None:
     async def test() -> None:
         agent, gate = FakeAgent("a"), asyncio.Event()
