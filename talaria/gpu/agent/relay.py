@@ -15,6 +15,7 @@ from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.protocol.engine import CALL_HEADER
+from talaria.gpu.serving import client_may_go
 from talaria.policy.calls import Call
 
 LAST_WORD_S: Final = 30.0
@@ -85,9 +86,9 @@ class Relay:
         finally:
             if timer is not None:
                 timer.cancel()
-            if self._attempt is not None and not self._attempt.done():
+            if self._attempt is not None:
                 self._attempt.cancel()
-                await asyncio.wait({self._attempt})
+                await asyncio.gather(self._attempt, return_exceptions=True)
             instance.end_early(run, CLIENT_GONE, "its client went away")
 
     def _failed(self, failure: Failure) -> web.StreamResponse:
@@ -114,15 +115,17 @@ class Relay:
             async with asyncio.timeout(LAST_WORD_S):
                 await self._ended.wait()
             await self._write(response, early)
-            await response.write_eof()
+            with client_may_go():
+                await response.write_eof()
             return response
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        if not self.began:
-            self.began = True
-            await response.prepare(self._request)
-        if data:
-            await response.write(data)
+        with client_may_go():
+            if not self.began:
+                self.began = True
+                await response.prepare(self._request)
+            if data:
+                await response.write(data)
 
 
 async def pass_through(http: aiohttp.ClientSession, url: str, request: web.BaseRequest, body: bytes) -> web.StreamResponse:

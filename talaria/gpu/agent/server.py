@@ -22,6 +22,7 @@ from talaria.gpu.dialects import COUNT_TOKENS
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol.engine import ABI
+from talaria.gpu.serving import log_no_contents
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC, CodecError
 
@@ -37,6 +38,7 @@ class AgentServer:
     def __init__(
         self, http: aiohttp.ClientSession, url: Callable[[str], str], key: str | None, outbox: Outbox, telemetry: Telemetry
     ) -> None:  # fmt: skip
+        log_no_contents()
         self.instance: AgentInstance | None = None
         self._http, self._url, self._key = http, url, key
         self._outbox, self._telemetry = outbox, telemetry
@@ -80,13 +82,16 @@ class AgentServer:
         try:
             submit = _decode_submit(request.headers.get(wire.SUBMIT_HEADER, ""))
             call = CODEC.decode(msgspec.json.decode(submit.call))
-        except (msgspec.DecodeError, CodecError):
+        except (msgspec.DecodeError, UnicodeError, CodecError):
             return error_response(request.path, Failure(400, f"{wire.SUBMIT_HEADER} cannot be read"))
         if not isinstance(call, Call) or call.key.model not in instance.view.models:
             return error_response(request.path, Failure(404, "the call's model is not served here"))
         if call.id in instance.runs:
             return error_response(request.path, Failure(503, "a call of this number is under way"))
-        return await Relay(self._http, self._url, request, body).run(instance, call, submit.seq, submit.deadline_s)
+        try:
+            return await Relay(self._http, self._url, request, body).run(instance, call, submit.seq, submit.deadline_s)
+        except ConnectionError:
+            return web.Response()  # to nobody: its client is gone
 
     async def _count_tokens(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         """Needs no slot, only an engine that is there."""

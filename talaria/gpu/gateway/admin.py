@@ -157,7 +157,7 @@ class Admin:
         """A fresh router, fresh slot schedulers and empty caches on all instances; recorded from the first step if asked."""
         document = await self._body(request, "router", "knobs", "session_prefill", "record")
         router = document.get("router", self._config.policy.router)
-        if router not in ROUTERS:
+        if not isinstance(router, str) or router not in ROUTERS:
             raise Problem(400, f"no such router; there are: {', '.join(ROUTERS)}")
         values, prefill, record = document.get("knobs", {}), document.get("session_prefill", True), document.get("record", False)
         if not isinstance(values, dict) or not isinstance(prefill, bool) or not isinstance(record, bool):

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from talaria.gpu.dialects import KEEP_ALIVE, Endpoint, Problem
 from talaria.gpu.protocol.records import CALL_HEADER
+from talaria.gpu.serving import client_may_go
 
 
 class Answer:
@@ -37,18 +38,21 @@ class Answer:
             stream = web.StreamResponse(headers=headers)
             stream.enable_chunked_encoding()
             self._stream = stream
-            await stream.prepare(self._request)
+            with client_may_go():
+                await stream.prepare(self._request)
             self._written_s = self._loop.time()
             self._tick()
         self._written_s = self._loop.time()
         self._between_events = data.endswith((b"\n\n", b"\r\n\r\n"))
-        await self._stream.write(data)
+        with client_may_go():
+            await self._stream.write(data)
 
     async def whole(self, status: int, headers: dict[str, str], body: bytes) -> web.StreamResponse:
         """An answer that is no stream; of a stream that had begun, its end as an error."""
         response = web.Response(status=status, headers={**headers, CALL_HEADER: str(self._call)}, body=body)
-        await response.prepare(self._request)
-        await response.write_eof()
+        with client_may_go():
+            await response.prepare(self._request)
+            await response.write_eof()
         return response
 
     async def fail(self, problem: Problem) -> web.StreamResponse:
@@ -65,7 +69,8 @@ class Answer:
         """The stream is complete."""
         assert self._stream is not None
         self.close()
-        await self._stream.write_eof()
+        with client_may_go():
+            await self._stream.write_eof()
         return self._stream
 
     def close(self) -> None:

@@ -30,6 +30,8 @@ MOST_ATTEMPTS: Final = 4
 FIRST_BACKOFF_S: Final = 0.05
 LAST_WORD_S: Final = 1.0
 """How long the end of an answer waits for its agent's books."""
+LONGEST_BODY_S: Final = 120.0
+"""How long a request's body may take to arrive: meanwhile it counts as in flight."""
 _PASSED_HEADERS: Final = ("content-type", "retry-after")
 
 
@@ -220,11 +222,14 @@ async def read_body(request: web.BaseRequest, most: int) -> bytes:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size = [], 0
     try:
-        while part := await request.content.readany():
-            size += len(part)
-            if size > most:
-                raise Problem(413, f"the body has more than {most} bytes")
-            parts.append(part)
+        async with asyncio.timeout(LONGEST_BODY_S):
+            while part := await request.content.readany():
+                size += len(part)
+                if size > most:
+                    raise Problem(413, f"the body has more than {most} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise Problem(408, f"the body did not arrive within {LONGEST_BODY_S:g} s") from None
     except (web.RequestPayloadError, aiohttp.ClientError, aiohttp.http.HttpProcessingError):
         raise Problem(400, "the body cannot be read") from None
     return b"".join(parts)

@@ -18,6 +18,7 @@ from talaria.gpu.gateway.explaining import Placement
 from talaria.gpu.gateway.openapi import document as openapi_document
 from talaria.gpu.gateway.relay import Relay
 from talaria.gpu.gateway.sessions import name_of
+from talaria.gpu.serving import log_no_contents
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -33,6 +34,7 @@ class GatewayServer:
     """``handle`` is the handler of an ``aiohttp.web.Server``: no routing tables and middlewares stand before a call."""
 
     def __init__(self, dispatcher: Dispatcher, admin: Admin) -> None:
+        log_no_contents()
         self._dispatcher = dispatcher
         self.stopping = False
         relay = Relay(dispatcher)
@@ -65,7 +67,7 @@ class GatewayServer:
         except Problem as problem:
             return self._refused(endpoint, problem, {})
         except ConnectionError:
-            raise
+            return web.Response()  # to nobody: its client is gone
         except Exception:
             _log.exception("event=bug path=%s", path)
             return self._refused(endpoint, Problem(500, "the gateway failed; its log says why"), {})
@@ -150,7 +152,7 @@ class GatewayServer:
 
 def _limit(request: web.BaseRequest) -> int:
     text = request.query.get("limit", "100")
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 10_000:
+    if not text.isascii() or not text.isdigit() or len(text) > 5 or not 0 < int(text) <= 10_000:
         raise Problem(400, "limit must be a number from 1 to 10000")
     return int(text)
 
