@@ -43,7 +43,8 @@ class AgentServer:
         self._http, self._url, self._key = http, url, key
         self._outbox, self._telemetry = outbox, telemetry
         self._gateway = ""
-        self._resetting = False
+        self._resetting = asyncio.Lock()
+        self._reset_task: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
 
     def begin(self, instance: AgentInstance) -> None:
@@ -74,7 +75,7 @@ class AgentServer:
 
     async def _post(self, request: web.BaseRequest) -> web.StreamResponse:
         instance = self.instance
-        if instance is None or self._resetting:
+        if instance is None or self._resetting.locked():
             return error_response(request.path, Failure(503, "the instance is starting"))
         body = await _read(request)
         if request.path == COUNT_TOKENS.path:
@@ -107,14 +108,27 @@ class AgentServer:
     # --- the link --------------------------------------------------------------------------------------------------
 
     async def _link(self, request: web.BaseRequest) -> web.StreamResponse:
-        """A gateway's link, until either side ends it; a new one takes the place of an earlier one. It begins once there is something
-        to tell: before, nobody here would answer the gateway's probes."""
-        await self._up.wait()
+        """A gateway's link, until either side ends it; a new one takes the place of an earlier one."""
         socket = web.WebSocketResponse(max_msg_size=0, compress=False, heartbeat=20.0)
         await socket.prepare(request)
+        inbox: asyncio.Queue[wire.FromGateway] = asyncio.Queue()
+        obeying = asyncio.create_task(self._obey(request.headers.get(wire.GATEWAY_HEADER, ""), socket, inbox))
+        try:
+            async for frame in socket:  # whatever takes its time here: who does not read does not answer probes either
+                if frame.type is aiohttp.WSMsgType.BINARY:
+                    inbox.put_nowait(_decode(frame.data))
+        except msgspec.DecodeError:
+            _log.error("event=link_garbled")
+        finally:
+            obeying.cancel()
+            await asyncio.gather(obeying, return_exceptions=True)
+        return socket
+
+    async def _obey(self, gateway: str, socket: web.WebSocketResponse, inbox: asyncio.Queue[wire.FromGateway]) -> None:
+        """Once the engines are up: tell what happens, and do what is said."""
+        await self._up.wait()
         instance = self.instance
         assert instance is not None
-        gateway = request.headers.get(wire.GATEWAY_HEADER, "")
         if gateway != self._gateway:
             self._gateway = gateway
             instance.renumbered()
@@ -122,18 +136,16 @@ class AgentServer:
         self._greet()
         writer = asyncio.create_task(_write(socket, queue))
         try:
-            async for frame in socket:
-                if frame.type is aiohttp.WSMsgType.BINARY:
-                    await self._heard(instance, _decode(frame.data))
-        except msgspec.DecodeError:
-            _log.error("event=link_garbled")
+            while True:
+                await self._heard(instance, await inbox.get())
+        except Exception:
+            _log.exception("event=bug")
         finally:
             if self._outbox.serves(queue):
                 self._outbox.close()
             writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                await writer
-        return socket
+            await asyncio.gather(writer, return_exceptions=True)
+            await socket.close()
 
     def _greet(self) -> None:
         instance = self.instance
@@ -154,21 +166,20 @@ class AgentServer:
             case wire.Void(seq):
                 instance.seen.add(seq)
             case wire.Reset():
-                await self._reset(instance, message)
+                self._reset_task = asyncio.create_task(self._reset(instance, message))
+                await asyncio.shield(self._reset_task)  # a link that breaks meanwhile must not break a switch
 
     async def _reset(self, instance: AgentInstance, message: wire.Reset) -> None:
         """Once idle; the gateway sends nothing before it is greeted again."""
-        self._resetting = True
-        try:
-            while not instance.idle:
-                await asyncio.sleep(0.01)
-            self._telemetry.recording = False
-            await instance.reset(CODEC.decode(msgspec.json.decode(message.knobs)), session_prefill=message.session_prefill)
-            self._telemetry.recording = message.record
-        except EngineFailed as error:
-            _log.error("event=reset_failed why=%s", error)
-        finally:
-            self._resetting = False
+        async with self._resetting:
+            try:
+                while not instance.idle:
+                    await asyncio.sleep(0.01)
+                self._telemetry.recording = False
+                await instance.reset(CODEC.decode(msgspec.json.decode(message.knobs)), session_prefill=message.session_prefill)
+                self._telemetry.recording = message.record
+            except EngineFailed as error:
+                _log.error("event=reset_failed why=%s", error)
         self._greet()
 
 
