@@ -113,8 +113,11 @@ class Meter:
         if answer.outcome != "completed" or answer.number is None:
             raise GatewayFailed(f"a call of {model} {answer.outcome}: {answer.why}")
         number = answer.number
-        async with asyncio.timeout(ROW_S), self._news:
-            await self._news.wait_for(lambda: number in self._rows)
+        try:
+            async with asyncio.timeout(ROW_S), self._news:
+                await self._news.wait_for(lambda: number in self._rows)
+        except TimeoutError:
+            raise GatewayFailed(f"its records say nothing of a call of {model} that has ended") from None
         return answer, self._rows.pop(number)
 
 

@@ -120,8 +120,18 @@ async def _replay(
 
 
 async def _send_all(replaying: Coroutine[Any, Any, None], collector: Collector) -> None:
-    """The replay, and then until the gateway has had its last word on every call."""
-    await replaying
+    """The replay, and then until the gateway has had its last word on every call. Raises what was first to go wrong in it."""
+    try:
+        await replaying
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
     until = time.monotonic() + SETTLE_S
     while collector.open_calls and time.monotonic() < until:
         await asyncio.sleep(0.02)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Tasks within tasks fail in groups within groups; a user is told one thing."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

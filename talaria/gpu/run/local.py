@@ -65,9 +65,10 @@ def _until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float, l
 
 
 def _is_ready(url: str) -> bool:
+    """All instances, not only enough to serve every model: what is measured is the whole cluster."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
-            return bool(response.status == 200)
+            return all(json.load(response)["instances"].values())
     except (urllib.error.URLError, OSError):
         return False
 

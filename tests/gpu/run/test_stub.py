@@ -58,7 +58,8 @@ def test_a_served_cluster_replays_a_trace(cluster: str, capsys: pytest.CaptureFi
     assert printed["configs"]["talaria"]["metrics"]["kv_device"] > 0.5, "returns find their prefix on the device"
 
 
-def test_an_interrupted_run_stops_everything_that_it_started(cluster: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_run_that_is_ended_leaves_nothing_that_it_started(cluster: str, tmp_path: Path, number: int, code: int) -> None:
     began = [process for process in processes_in(tmp_path) if process != os.getpid()]
     endless = [replace(session, calls=(replace(session.calls[0], output_tokens=100_000),)) for session in sessions(2)]
     write_trace("long.jsonl", TraceHeader("long"), endless)
@@ -67,8 +68,8 @@ def test_an_interrupted_run_stops_everything_that_it_started(cluster: str, tmp_p
         assert run.stderr is not None
         wait_for("calls are sent", lambda: "gaps are capped" in (run.stderr.readline() or "") if run.stderr else False, 60.0)
         wait_for("the gateway has calls", lambda: Path("logs/gateway.log").exists(), 30.0)
-        run.send_signal(signal.SIGINT)
-        assert run.wait(100) == 130
+        run.send_signal(number)
+        assert run.wait(100) == code
     wait_for("nothing is left", lambda: [process for process in processes_in(tmp_path) if process not in [*began, os.getpid()]] == [], 30.0)
     assert Path(".run.resume").exists() and not Path("run").exists()
 
