@@ -60,6 +60,13 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def header_value(key: str, where: str) -> str:
+    """``key``, which is not repeated. Raises InputError for what no HTTP header can show."""
+    if not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise InputError("the key cannot be sent in a header", where=where, allowed="printable ASCII without spaces around it")
+    return key
+
+
 class Secret(_Strict):
     """A key: from an environment variable, or literally (for tests: files get copied)."""
 
@@ -77,9 +84,7 @@ class Secret(_Strict):
         found = self.value if self.value is not None else os.environ.get(self.env or "")
         if not found:
             raise InputError(f"environment variable {self.env} is not set", where=where, fix="export it before starting")
-        if not (found.isascii() and found.isprintable() and found == found.strip()):
-            raise InputError("the key cannot be sent in a header", where=where, allowed="printable ASCII without spaces around it")
-        return found
+        return header_value(found, where)
 
 
 class Key(_Strict):

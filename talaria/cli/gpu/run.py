@@ -65,8 +65,8 @@ def run(
         raise InputError("there is nothing to replay", where="talaria-gpu run", fix="add --trace FILE")
     if resume and out is None:
         raise InputError("needs the directory of the run that broke", where="--resume", fix="add --out DIR")
-    if gap_cap < 0:
-        raise InputError(f"{gap_cap:g} is below 0", where="--gap-cap", allowed="seconds, or 0 for no cap")
+    if not 0 <= gap_cap < float("inf"):
+        raise InputError(f"{gap_cap:g}", where="--gap-cap", allowed="seconds, or 0 for no cap")
     mapping = parse_assignments(map or (), "--map", "SRC=DST", "claude-opus=big")
     settings = parse_assignments(set or (), "--set", "KNOB=VALUE", "tau=2")
     loaded = _loaded(cluster)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from talaria.errors import InputError
-from talaria.gpu.config import ClusterConfig, Secret
+from talaria.gpu.config import ClusterConfig, Secret, header_value
 from talaria.gpu.run.client import Endpoint, GatewayFailed
 
 ADMIN_VARIABLE = "TALARIA_RUN_ADMIN_KEY"
@@ -105,4 +105,6 @@ def endpoint_of(url: str) -> Endpoint:
     """A gateway that runs elsewhere; its keys come from ``TALARIA_KEY`` and ``TALARIA_ADMIN_KEY``. Raises InputError."""
     if not url.startswith(("http://", "https://")):
         raise InputError(f"{url!r} is no URL", where="--url", allowed="http://HOST:PORT")
-    return Endpoint(url.rstrip("/"), os.environ.get("TALARIA_KEY"), os.environ.get("TALARIA_ADMIN_KEY"))
+    keys = {name: os.environ.get(name) for name in ("TALARIA_KEY", "TALARIA_ADMIN_KEY")}
+    shown = {name: None if key is None else header_value(key, name) for name, key in keys.items()}
+    return Endpoint(url.rstrip("/"), shown["TALARIA_KEY"], shown["TALARIA_ADMIN_KEY"])

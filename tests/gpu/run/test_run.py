@@ -177,6 +177,7 @@ BAD_USAGE = [
     (["run", "absent.yaml", "--trace", "trace.jsonl"], ["absent.yaml", "No such file"]),
     (["run", "--url", "http://127.0.0.1:1", "--trace", "t", "--resume"], ["--resume", "--out DIR"]),
     (["run", "--url", "http://127.0.0.1:1", "--trace", "t", "--gap-cap", "-1"], ["--gap-cap", "0 for no cap"]),
+    (["run", "--url", "http://127.0.0.1:1", "--trace", "t", "--gap-cap", "nan"], ["--gap-cap", "0 for no cap"]),
     (["run", "--url", "http://127.0.0.1:1", "--trace", "t", "--configs", "talaria,no-hkvr"], ["--configs", "are the same"]),
     (["run", "--url", "http://127.0.0.1:1", "--trace", "t", "--config", "talarai"], ["--config", "did you mean 'talaria'"]),
     (["run", "--url", "http://127.0.0.1:1", "--trace", "t", "--set", "taw=1"], ["--set", "did you mean 'tau'"]),
@@ -188,6 +189,15 @@ BAD_USAGE = [
     (["serve", "absent.yaml"], ["absent.yaml", "No such file"]),
     (["profile", "absent.yaml", "-o", "x.json"], ["absent.yaml", "No such file"]),
 ]
+
+
+def test_a_key_that_no_header_can_show_is_refused_and_not_repeated(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALARIA_KEY", "secret\n")
+    assert run_command(["run", "--url", "http://127.0.0.1:1", "--trace", trace]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: TALARIA_KEY: ") and "secret" not in printed and len(printed.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("arguments", "parts"), BAD_USAGE, ids=[" ".join(arguments) for arguments, _ in BAD_USAGE])
