@@ -15,7 +15,7 @@ from dataclasses import replace
 from talaria.gpu.agent.calls import AgentCall, Client
 from talaria.gpu.agent.decode import DecodeClock
 from talaria.gpu.agent.host import Engines, Host, Sizes
-from talaria.gpu.agent.lines import LineBook
+from talaria.gpu.agent.memory import DeviceMemory
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
@@ -66,6 +66,7 @@ BROKEN_OFF_S = 5.0
 """How long a connection may be broken before its engine is known to have died."""
 STALE_S = 0.1
 """As above where the engine did not have the call yet: it may have closed an idle connection in that moment."""
+UNKNOWN_TOKENS = 1 << 30
 _HASTE_S = 1e-6
 _log = logging.getLogger("talaria.agent")
 
@@ -118,12 +119,8 @@ class AgentInstance:
         self._scheduler = SlotScheduler(knobs)
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
         self._decode = DecodeClock()
-        self._lines = LineBook(self._cached_tokens)
+        self._memory = DeviceMemory(self._engines, self.view, self.runs, self._limits)
         self._awaiting_word: dict[LineKey, list[tuple[AgentCall, asyncio.TimerHandle]]] = {}
-        self._kv_versions: dict[str, int] = {}
-        """As of the last snapshot, by model."""
-        self._looked: tuple[str | None, int] = (None, 0)
-        """Model and version of its KV as of the last look at waiting calls."""
         self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
         self._show_residency()
 
@@ -174,19 +171,15 @@ class AgentInstance:
 
     def most_prompt_tokens(self) -> dict[str, int]:
         """By model: the longest prompt that can be served; an engine that was never up has not said."""
-        unknown = 1 << 30
-        return {
-            name: min(known.kv_tokens, known.context_tokens) - 1 if (known := self._limits.get(name)) else unknown
-            for name in self.view.models
-        }
+        return {name: self._memory.most_prompt_tokens(name) if name in self._limits else UNKNOWN_TOKENS for name in self.view.models}
 
     def forget(self, key: LineKey) -> None:
         """The session has ended: its line is of no interest any more, its cached KV lives until evicted."""
-        self._lines.forget(key)
+        self._memory.lines.forget(key)
 
     def snapshot(self) -> InstanceSnapshot:
         now_s = self.clock()
-        self._doubt_lines()
+        self._memory.doubt_lines()
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         models = {name: self._model_snapshot(name, model, *slots[name]) for name, model in self.view.models.items()}
@@ -196,24 +189,17 @@ class AgentInstance:
         used_bytes = 0 if self.view.active is None else weights[self.view.active]
         return InstanceSnapshot(
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self.seen.last, healthy=self.view.healthy,
-            capabilities=self.capabilities, models=models, lines=self._lines.states(), round_left_s=round_left_s, round_load_s=load_s,
-            deadline_risk=self.deadline_risk, hbm_used_bytes=used_bytes, hbm_capacity_bytes=self._sizes.hbm_capacity_bytes,
-            slack_bytes=0, host_kv_bytes=0, host_weight_bytes=self._sizes.host_weight_bytes,
+            capabilities=self.capabilities, models=models, lines=self._memory.lines.states(), round_left_s=round_left_s,
+            round_load_s=load_s, deadline_risk=self.deadline_risk, hbm_used_bytes=used_bytes,
+            hbm_capacity_bytes=self._sizes.hbm_capacity_bytes, slack_bytes=0, host_kv_bytes=0,
+            host_weight_bytes=self._sizes.host_weight_bytes,
         )  # fmt: skip
-
-    def _doubt_lines(self) -> None:
-        """The states of lines are looked up again where their model's KV has changed, or has left the device."""
-        for name in self.view.models:
-            version = self._engines.kv_version(name) if name == self.view.active else -1
-            if self._kv_versions.get(name) != version:
-                self._kv_versions[name] = version
-                self._lines.doubt(name)
 
     def _model_snapshot(self, name: str, model: ModelView, next_slot_s: float, queued_work_s: float) -> ModelSnapshot:
         timing, active = model.timing, name == self.view.active
         absent = model.residency is Residency.ABSENT
         activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(0.0)
-        free_tokens = 0 if absent else self._free_tokens(name) if active else self._limits[name].kv_tokens
+        free_tokens = 0 if absent else self._memory.free_tokens(name) if active else self._limits[name].kv_tokens
         return ModelSnapshot(
             model.residency, float(active), len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
             activate_s, free_tokens, self._sizes.weight_bytes[name], timing,
@@ -230,7 +216,7 @@ class AgentInstance:
         view, now_s = self.view, self.clock()
         try:
             while True:
-                self._refresh_view()
+                self._memory.refresh_view()
                 commands = self._scheduler.step(event, view, now_s)
                 self._host.stepped(event, view, now_s, commands)
                 until_s = None
@@ -246,18 +232,6 @@ class AgentInstance:
                 event = self._inbox.popleft()
         finally:
             self._stepping = False
-
-    def _refresh_view(self) -> None:
-        """What the scheduler reads of the active model's memory, as it is now."""
-        active = self.view.active
-        if active is None or not (model := self.view.models[active]).waiting:
-            return
-        model.free_kv_tokens = self._free_tokens(active)
-        now = (active, self._engines.kv_version(active))
-        if now != self._looked:
-            self._looked = now
-            for call_id in model.waiting:
-                self._look(self.runs[call_id])
 
     def _watch_phase(self) -> None:
         """Tell the host of each phase when it is over, for the timeline."""
@@ -329,36 +303,20 @@ class AgentInstance:
     def _arrive(self, run: AgentCall) -> None:
         run.arrived = True
         self.seen.add(run.seq)
-        self._look(run)
+        self._memory.look(run)
         self.view.models[run.model].waiting[run.id] = run.view
         self._happened(Arrived(run.view.call))
 
-    def _look(self, run: AgentCall) -> None:
-        """Where the call's prefix is right now."""
-        run.view.device_tokens = 0 if run.chain is None else self._cached_tokens(run.model, run.chain)
-
-    def _cached_tokens(self, model: str, prompt: PageChain) -> int:
-        """Nothing survives on the device while another model is active."""
-        return self._engines.cached_tokens(model, prompt) if model == self.view.active else 0
-
-    def _free_tokens(self, model: str) -> int:
-        """KV that could be allocated now, evicting idle prefixes: all but what calls in flight hold on the device."""
-        view = self.view.models[model]
-        held = sum(item.call.prompt_tokens + item.generated_tokens for item in view.held.values() if self.runs[item.call.id].on_device)
-        running = sum(item.call.prompt_tokens + item.generated_tokens for item in view.running.values())
-        return max(0, self._limits[model].kv_tokens - held - running)
-
     def _held(self, run: AgentCall, message: Held) -> None:
         """Its engine has rendered it: from now on its counts are exact."""
-        limits = self._limits[run.model]
         run.prompt, run.ready = message.prompt, True
         if run.dropped:
             self._engines.send(run.model, Drop(run.engine_id, 504, run.dropped))
             return
         if run.chain is None:
-            run.chain = PageChain(limits.page_tokens, run.prompt)
-            run.view.call = self._lines.exact(run.view.call, run.prompt, run.chain)
-        tokens, most = run.view.call.prompt_tokens, min(limits.kv_tokens, limits.context_tokens) - 1
+            run.chain = PageChain(self._limits[run.model].page_tokens, run.prompt)
+            run.view.call = self._memory.lines.exact(run.view.call, run.prompt, run.chain)
+        tokens, most = run.view.call.prompt_tokens, self._memory.most_prompt_tokens(run.model)
         if tokens > most:
             self._refuse(run, f"the prompt has {tokens} tokens: {run.model} takes at most {most} here")
         elif not run.arrived:
@@ -366,7 +324,7 @@ class AgentInstance:
         elif run.grant_steps is not None:
             self._grant(run, run.grant_steps)
         else:
-            self._look(run)
+            self._memory.look(run)
 
     def _refuse(self, run: AgentCall, why: str) -> None:
         """The call can never be served; its client is told so in its own format by the engine that holds it."""
@@ -387,7 +345,7 @@ class AgentInstance:
         if refusal:
             self._inbox.append(Rejected(run.id, refusal))
             return
-        self._look(run)
+        self._memory.look(run)
         del model.waiting[run.id]
         model.running[run.id] = run.view
         run.by_sp, run.admitted_s = by_sp, self.clock()
@@ -401,7 +359,7 @@ class AgentInstance:
 
     def _refusal(self, run: AgentCall, model: ModelView) -> str:
         """Why the engine would only queue the call beside what runs, which would stall the batch it is in; empty: it fits."""
-        if model.running and run.view.call.prompt_tokens >= self._free_tokens(run.model):
+        if model.running and run.view.call.prompt_tokens >= self._memory.free_tokens(run.model):
             return "no free KV"
         return ""
 
@@ -476,7 +434,7 @@ class AgentInstance:
         assert run.chain is not None
         chain = run.chain.copy()
         chain.extend(bytes(run.output))
-        self._lines.used(call, chain, run.prompt + run.output, now_s)
+        self._memory.lines.used(call, chain, run.prompt + run.output, now_s)
         timer = self._loop.call_later(LEASE_WORD_S, self._settle, call.key)
         self._awaiting_word.setdefault(call.key, []).append((run, timer))
         self._leave(run, "completed", "")

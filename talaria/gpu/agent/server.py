@@ -111,7 +111,7 @@ class AgentServer:
         """A gateway's link, until either side ends it; a new one takes the place of an earlier one."""
         socket = web.WebSocketResponse(max_msg_size=0, compress=False, heartbeat=20.0)
         await socket.prepare(request)
-        inbox: asyncio.Queue[wire.FromGateway] = asyncio.Queue()
+        inbox: asyncio.Queue[wire.FromGateway | None] = asyncio.Queue()
         obeying = asyncio.create_task(self._obey(request.headers.get(wire.GATEWAY_HEADER, ""), socket, inbox))
         try:
             async for frame in socket:  # whatever takes its time here: who does not read does not answer probes either
@@ -120,12 +120,14 @@ class AgentServer:
         except msgspec.DecodeError:
             _log.error("event=link_garbled")
         finally:
-            obeying.cancel()
+            inbox.put_nowait(None)
+            if not self._up.is_set():
+                obeying.cancel()
             await asyncio.gather(obeying, return_exceptions=True)
         return socket
 
-    async def _obey(self, gateway: str, socket: web.WebSocketResponse, inbox: asyncio.Queue[wire.FromGateway]) -> None:
-        """Once the engines are up: tell what happens, and do what is said."""
+    async def _obey(self, gateway: str, socket: web.WebSocketResponse, inbox: asyncio.Queue[wire.FromGateway | None]) -> None:
+        """Once the engines are up: tell what happens, and do what is said, to the last word (None)."""
         await self._up.wait()
         instance = self.instance
         assert instance is not None
@@ -136,8 +138,8 @@ class AgentServer:
         self._greet()
         writer = asyncio.create_task(_write(socket, queue))
         try:
-            while True:
-                await self._heard(instance, await inbox.get())
+            while (message := await inbox.get()) is not None:
+                await self._heard(instance, message)
         except Exception:
             _log.exception("event=bug")
         finally:
