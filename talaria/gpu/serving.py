@@ -1,9 +1,11 @@
-"""What gateway and agent have in common as HTTP servers: how a client that goes away is told apart, and what is not logged."""
+"""What gateway and agent have in common as HTTP servers: how a client that goes away is told apart, how many there may be, and
+what is not logged."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 from collections.abc import Iterator
 
 import aiohttp
@@ -18,6 +20,12 @@ def client_may_go() -> Iterator[None]:
         yield
     except aiohttp.ClientConnectionResetError as error:
         raise ConnectionResetError(str(error)) from None
+
+
+def allow_many_connections() -> None:
+    """Every call holds two connections of the gateway and two of its agent: take all that the system allows, not its usual 1,024."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def log_no_contents() -> None:

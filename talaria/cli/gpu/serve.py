@@ -24,8 +24,10 @@ def serve(cluster: ClusterArgument, agent: AgentOption = None, until_eof: EofOpt
     from talaria.errors import unknown_name
     from talaria.gpu import config
     from talaria.gpu.agent.beliefs import knobs_of, timing_of
+    from talaria.gpu.serving import allow_many_connections
 
     loaded = config.load(cluster)
+    allow_many_connections()  # also its children
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if agent is None:
         for item in loaded.instances:
