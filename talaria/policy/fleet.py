@@ -91,13 +91,13 @@ class Fleet:
         self.refresh()
         return self._columns.get(model)
 
-    def observe(self, snapshot: InstanceSnapshot, now_s: float) -> bool:
-        """Take a snapshot received at ``now_s``; False (ignored) unless its version is newer than the instance's last."""
+    def observe(self, snapshot: InstanceSnapshot, now_s: float) -> None:
+        """Take a snapshot received at ``now_s``, if its version is newer than the instance's last."""
         i = self.index[snapshot.instance]
         old = self.snapshots[i]
         if old is not None:
             if snapshot.version <= old.version:
-                return False
+                return
             for name in old.models:
                 if name not in snapshot.models and name in self._columns:
                     self._columns[name].drop(i)
@@ -115,7 +115,6 @@ class Fleet:
                 self.page_tokens[name] = model.timing.page_tokens
         self._seen_calls[i] = seen_calls
         self._unwritten[i] = snapshot
-        return True
 
     def takes_new(self, columns: ModelColumns, now_s: float) -> NDArray[np.bool_]:
         """Instances that serve the model and may take new, non-reserved placements: healthy, telemetry fresh."""
