@@ -13,7 +13,7 @@ from typing import Final
 
 from talaria.gpu.config import ClusterConfig
 from talaria.gpu.gateway.agents import Agent
-from talaria.gpu.protocol.agent import KEY_VARIABLE
+from talaria.gpu.protocol.agent import CLOCK_VARIABLE, KEY_VARIABLE, clock_s
 
 FIRST_RESTART_S: Final = 1.0
 LONGEST_RESTART_S: Final = 60.0
@@ -64,7 +64,7 @@ class Child:
         assert self._agent.key is not None
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command, self._agent.name, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, KEY_VARIABLE: self._agent.key}, start_new_session=True,
+            env={**os.environ, KEY_VARIABLE: self._agent.key, CLOCK_VARIABLE: repr(clock_s())}, start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(ConnectionError):

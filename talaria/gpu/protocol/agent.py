@@ -17,6 +17,7 @@ Policy values (calls, snapshots, summaries) travel as the JSON of ``policy.codec
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Final
 
@@ -30,12 +31,20 @@ GATEWAY_HEADER: Final = "x-talaria-gateway"
 KEY_VARIABLE: Final = "TALARIA_AGENT_KEY"
 """Environment variable with a child agent's key; an agent on another host has its key in the cluster file."""
 
-_WALL_S: Final = time.time() - time.monotonic()
+CLOCK_VARIABLE: Final = "TALARIA_CLOCK_S"
+"""Environment variable of a child agent: ``clock_s`` of its gateway. The wall clock may have been set since that started."""
+
+_WALL_S: Final = float(os.environ.get(CLOCK_VARIABLE) or time.time() - time.monotonic())
+
+
+def clock_s() -> float:
+    """What this process adds to the host's monotonic clock."""
+    return _WALL_S
 
 
 def now_s() -> float:
-    """The clock of both sides: wall time at the start of the process, then monotonic."""
-    return _WALL_S + time.monotonic()
+    """The clock of both sides: wall time at the start of the process, of the gateway where an agent is its child, then monotonic."""
+    return clock_s() + time.monotonic()
 
 
 class Submit(msgspec.Struct, frozen=True):

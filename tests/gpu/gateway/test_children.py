@@ -13,6 +13,7 @@ import pytest
 
 from talaria.gpu import config as cluster
 from talaria.gpu.gateway.main import gateway
+from talaria.gpu.protocol import agent as wire
 from talaria.policy.knobs import Knobs
 from tests.gpu.gateway.fake import run, say
 
@@ -65,3 +66,18 @@ def test_a_child_agent_is_started_started_again_and_stopped(tmp_path: Path, monk
         for pid in started():
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_child_keeps_its_gateways_time_though_the_clock_was_set_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else every call would be beyond its deadline for an agent that starts an hour later by the clock."""
+    monkeypatch.setattr(wire, "_WALL_S", wire.clock_s() - 7200.0)
+
+    async def test() -> None:
+        async with gateway(config_of(tmp_path), Knobs(), agent_command=COMMAND) as url, aiohttp.ClientSession() as http:
+            while (await http.get(f"{url}/ready")).status != 200:
+                await asyncio.sleep(0.02)
+
+    run(test())
+    assert "clock_differs" not in caplog.text
