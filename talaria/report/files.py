@@ -6,6 +6,7 @@ leaves no half-written directory behind.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import fnmatch
 import os
@@ -125,13 +126,26 @@ def rebuild_report(directory: str | Path) -> Path:
     return path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write one file so that it is there complete, or as it was before. Raises InputError if it cannot be written."""
+def check_writable(path: Path) -> None:
+    """Before hours of work whose result is to lie at ``path``. Raises InputError if it cannot be written."""
+    handle, name = _beside(path)
+    os.close(handle)
+    os.unlink(name)
+
+
+def _beside(path: Path) -> tuple[int, str]:
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        return tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another place") from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write one file so that it is there complete, or as it was before. Raises InputError if it cannot be written."""
+    handle, name = _beside(path)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -41,10 +41,15 @@ def profile(
     for value, option, least in ((max_tokens, "--max-tokens", 256), (repeats, "--repeats", 1)):
         if value < least:
             raise InputError(f"{value} is too few", where=option, allowed=f"{least} or more")
+    from talaria import profiles
     from talaria.gpu import config, modelfiles
     from talaria.gpu.run.client import GatewayFailed
+    from talaria.report.files import check_writable
 
     loaded = config.load(cluster)
+    check_writable(out)
+    if base is not None:
+        profiles.load(base)
     files = {name: modelfiles.read(model.path, f"{cluster}: models.{name}") for name, model in loaded.models.items()}
     try:
         with _serving(loaded, url) as (endpoint, open_s):

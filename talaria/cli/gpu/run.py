@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from talaria.gpu.config import ClusterConfig
     from talaria.gpu.run.batch import Batch
     from talaria.gpu.run.client import Endpoint
-    from talaria.gpu.run.plan import Case
+    from talaria.gpu.run.plan import Case, ReplayPlan
 
 app = typer.Typer(add_completion=False)
 
@@ -76,11 +76,15 @@ def run(
     from talaria.gpu.run.plan import plan
     from talaria.report.conservation import ConservationError
 
+    def planned_for(served: Mapping[str, int | None]) -> ReplayPlan:
+        return plan(trace, served, mapping=mapping, arrivals=arrivals, gap_cap_s=gap_cap or None, seeds=repetitions)
+
+    _check_places(cases)
+    if loaded is not None:  # engines take minutes to start: what does not need them is said before
+        planned_for(dict.fromkeys(loaded.models))
     try:
         with _endpoint(loaded, url) as endpoint, _kept_place(out) as place:
-            planned = plan(
-                trace, asyncio.run(_served(endpoint)), mapping=mapping, arrivals=arrivals, gap_cap_s=gap_cap or None, seeds=repetitions
-            )
+            planned = planned_for(asyncio.run(_served(endpoint)))
             code = _replay(planned, cases, endpoint, place, resume=resume, as_json=json)
     except (GatewayFailed, ConservationError) as error:
         note(f"error: {error}")
@@ -133,6 +137,16 @@ def _cases(
     return cases
 
 
+def _check_places(cases: list[Case]) -> None:
+    """Hours later would be too late to learn that a directory cannot be written."""
+    from talaria.report.files import StagedDirectory
+
+    for case in cases:
+        if case.directory is not None:
+            with StagedDirectory(case.directory):
+                pass
+
+
 @contextmanager
 def _endpoint(cluster: ClusterConfig | None, url: str | None) -> Iterator[Endpoint]:
     from talaria.gpu.run.local import endpoint_of, gateway
@@ -168,12 +182,7 @@ def _replay(planned: Any, cases: list[Case], endpoint: Endpoint, place: Path, *,
     from talaria.cli.console import progress
     from talaria.gpu.run.batch import Batch
     from talaria.gpu.run.kept import Kept
-    from talaria.report.files import StagedDirectory
 
-    for case in cases:
-        if case.directory is not None:  # hours later would be too late to learn that it cannot be written
-            with StagedDirectory(case.directory):
-                pass
     inputs = {**planned.document(), "cases": {case.label: case.document() for case in cases}}
     batch = Batch(planned, cases, Kept(place, inputs, resume=resume), note)
     for line in planned.notes:
