@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from talaria.gpu import compat
 
-_SLEEP_S: Final = 1e-3
+_SLEEP_S: Final = 5e-3
 
 
 def _sleep(_result: Any, *_arguments: Any, **_named: Any) -> None:
