@@ -81,6 +81,8 @@ def test_a_request_without_the_header_is_not_held(held_engine: HeldEngine, path:
         ("/v1/completions", {"prompt": ["one", "two"]}, "batches"),
         ("/v1/completions", {"prompt": "word " * 30_000, "max_tokens": 5}, "longer than"),
         ("/v1/completions", {"prompt": [5] * 21_000, "max_tokens": 5}, "KV cache"),
+        ("/v1/completions", {"prompt": [5, -1], "max_tokens": 5}, "token ids"),
+        ("/v1/completions", {"prompt": [5, 10**7], "max_tokens": 5}, "token ids"),
         ("/v1/completions", {"temperature": -1}, "temperature"),
         ("/v1/completions", {"min_tokens": 9, "max_tokens": 3}, "min_new_tokens"),
         ("/v1/chat/completions", {"messages": []}, "essages"),

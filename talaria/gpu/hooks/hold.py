@@ -125,6 +125,9 @@ class Holder:
         prompt, most = tokenized.input_ids, manager.max_req_input_len
         if len(prompt) >= most:
             raise ValueError(f"The input ({len(prompt)} tokens) is longer than the model's KV cache allows ({most} tokens).")
+        vocabulary = manager.model_config.vocab_size
+        if not held.text and not (min(prompt, default=0) >= 0 and max(prompt, default=0) < vocabulary):
+            raise ValueError(f"token ids of a prompt are 0 to {vocabulary - 1}")  # SGLang would look others up, and die of it
         if held.return_prompt_token_ids:
             state.prompt_token_ids = list(prompt)
         wanted = tokenized.sampling_params.max_new_tokens
