@@ -128,7 +128,7 @@ class Relay:
         status = got.response.status
         await self._dispatcher.last_word(live, LAST_WORD_S)
         outcome, why = ("completed", "") if status < 400 else ("failed", f"status {status}")
-        if answer.began:
+        if answer.began or (status >= 400 and got.response.content_type != "application/json"):  # an engine's own fault says little
             response = await answer.fail(Problem(status, message_of(got.body)))
         else:
             response = await answer.whole(status, _passed(got.response), got.body)

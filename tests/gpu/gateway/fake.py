@@ -150,7 +150,8 @@ class FakeAgent:
         self.before: Callable[[Submitted], Awaitable[None]] = at_once
         self.between: Callable[[Submitted], Awaitable[None]] = at_once
         self.refuse: tuple[int, bytes] | None = None
-        """Status and body for every call instead of an answer."""
+        """Status and body for every call instead of an answer, in ``refusal_type``."""
+        self.refusal_type = "application/json"
         self.break_off_after: int | None = None
         """Chunks of a stream before the connection breaks."""
         self.words = "it works well"
@@ -245,7 +246,7 @@ class FakeAgent:
         if self.refuse is not None:
             if self.refuse[0] != 503:
                 await self._books(asked, "failed", "refused")
-            return web.Response(status=self.refuse[0], body=self.refuse[1], content_type="application/json")
+            return web.Response(status=self.refuse[0], body=self.refuse[1], content_type=self.refusal_type)
         whole, parts = BODIES[request.path](asked.document["model"], self.words)
         if not asked.document.get("stream"):
             await self._books(asked, "completed")

@@ -213,6 +213,17 @@ def test_an_error_before_the_first_comment_is_a_status_and_after_it_an_event() -
     run(test())
 
 
+def test_an_engines_plain_words_become_an_error_in_the_clients_format() -> None:
+    async def test() -> None:
+        agent = FakeAgent("a")
+        agent.refuse, agent.refusal_type = (500, b"Internal Server Error"), "text/plain"
+        async with rig(agent) as made, made.http.post(made.url + CHAT, json=say("hi")) as answer:
+            assert answer.status == 500
+            assert (await answer.json())["error"]["message"] == "the engine refused the call"
+
+    run(test())
+
+
 def test_overload_is_said_in_the_clients_format_with_a_time_to_come_back() -> None:
     async def test() -> None:
         agent = FakeAgent("a")
