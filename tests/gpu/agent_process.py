@@ -65,9 +65,9 @@ class AgentProcess:
             message = decode(frame.data)
             if isinstance(message, wire.CallEnded):
                 assert message.call not in self.ended, "a call ended twice"
-                self.ended[message.call] = message
                 lease = wire.now_s() + self.tau_s if message.outcome == "completed" and self.tau_s else None
                 await self.say(wire.Lease(tuple(self.keys[message.call]), lease))
+                self.ended[message.call] = message  # whoever waits for it may close the link at once
             elif isinstance(message, wire.Snapshot):
                 self.snapshot = CODEC.decode(json.loads(message.body))
             async with self._changed:
