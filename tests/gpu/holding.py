@@ -89,6 +89,7 @@ class Granter:
 
     def __init__(self) -> None:
         self.hello: engine.Hello | None = None
+        self.hellos = 0
         self.steps: Iterable[int] = (10**6,)
         self.between: Callable[[], Awaitable[None]] | None = None
         self.granting = True
@@ -132,6 +133,7 @@ class Granter:
     def _take(self, message: Any) -> None:
         if isinstance(message, engine.Hello):
             self.hello = message
+            self.hellos += 1
         else:
             self._seen[message.call].append(message)
             held = isinstance(message, engine.Held) or (isinstance(message, engine.Ended) and message.reason == "grant")

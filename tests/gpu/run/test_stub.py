@@ -64,25 +64,19 @@ def test_a_run_that_is_ended_leaves_nothing_that_it_started(cluster: str, tmp_pa
     endless = [replace(session, calls=(replace(session.calls[0], output_tokens=100_000),)) for session in sessions(2)]
     write_trace("long.jsonl", TraceHeader("long"), endless)
     command = [sys.executable, "-m", "talaria.cli.gpu", "run", cluster, "--trace", "long.jsonl", "--out", "run"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeds_interrupts) as run:
         assert run.stderr is not None
         wait_for("calls are sent", lambda: "gaps are capped" in (run.stderr.readline() or "") if run.stderr else False, 60.0)
         wait_for("the gateway has calls", lambda: Path("logs/gateway.log").exists(), 30.0)
-        assert ended_by(run, number) == code
+        run.send_signal(number)
+        assert run.wait(100) == code
     wait_for("nothing is left", lambda: [process for process in processes_in(tmp_path) if process not in [*began, os.getpid()]] == [], 30.0)
     assert Path(".run.resume").exists() and not Path("run").exists()
 
 
-def ended_by(run: subprocess.Popen[str], number: int) -> int:
-    """Its exit code; the signal comes again, as from an impatient user, where the first one met a run that was still starting."""
-    for _ in range(10):
-        run.send_signal(number)
-        try:
-            return run.wait(20)
-        except subprocess.TimeoutExpired:
-            continue
-    run.kill()
-    return run.wait()
+def heeds_interrupts() -> None:
+    """A shell starts what it runs in the background with interrupts ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes_in(directory: Path) -> list[int]:
