@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from talaria.report.metrics import METRICS, metrics
 from talaria.report.statistics import SeedResult, estimate, over_seeds, paired, sct_by_session, sessions_improved, t_quantile
@@ -26,6 +27,11 @@ def test_the_interval_is_students_t_on_the_seeds() -> None:
 @pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706205), (2, 4.302653), (9, 2.262157), (29, 2.045230)])
 def test_quantiles_agree_with_the_printed_tables(degrees: int, quantile: float) -> None:
     assert t_quantile(degrees) == pytest.approx(quantile, abs=1e-6)
+
+
+def test_quantiles_that_are_kept_are_those_that_are_computed() -> None:
+    for degrees in range(1, 40):
+        assert t_quantile(degrees) == pytest.approx(stdtrit(degrees, 0.975), rel=1e-13)
 
 
 def test_one_seed_has_a_mean_and_no_interval() -> None:
