@@ -167,15 +167,20 @@ def test_an_instance_without_telemetry_drains_to_the_other(world: World, tmp_pat
         frozen = stage.cluster.agent("a").pid
         os.kill(frozen, signal.SIGSTOP)
         try:
+            unanswered, only_there = stage.begin("m0", 8, SHORT), stage.begin("m1", 4, SHORT)
             await until("the silence is noticed", lambda: stage.down("a"))
+            assert {ending.outcome for ending in await asyncio.gather(*unanswered)} == {"completed"}
+            (again,) = await stage.metrics("talaria_placements_retried_total")
+            assert float(again.split()[-1]) >= 1.0
             await stage.all_complete("m0", 8)
         finally:
             os.kill(frozen, signal.SIGCONT)
+        assert {ending.outcome for ending in await asyncio.gather(*only_there)} == {"completed"}
         await asyncio.gather(*calls)
         await until("it is heard again", lambda: stage.up("a"))
         await stage.all_complete("m0", 8)
 
-    instances = [{"name": "a", "models": ["m0"]}, {"name": "b", "models": ["m0"]}]
+    instances = [{"name": "a", "models": ["m0", "m1"]}, {"name": "b", "models": ["m0"]}]
     with Cluster(tmp_path, world.document(tmp_path, instances), world.ready_s) as cluster:
         play(world, cluster, scene)
 

@@ -25,6 +25,8 @@ class LiveCall:
     attempts: int = 0
     placed_s: float = -1.0
     same_instance: bool = False
+    unanswered: asyncio.Timeout | None = None
+    """The wait for its instance's first byte, while it lasts."""
     word: CallEnded | None = None
     """What its agent said at its end."""
     spoken: asyncio.Event = field(default_factory=asyncio.Event)

@@ -340,15 +340,27 @@ class Dispatcher:
                 self._record(records.DecisionLine(line.decode().rstrip("\n")))
 
     def watch(self) -> None:
-        """Bar instances whose link is up but silent; to be called every second or so."""
+        """Bar instances of which nothing is heard, though their link be up; to be called every second or so."""
         now = now_s()
         for instance in self.instances.values():
-            if instance.agent.connected and not instance.barred and now - instance.heard_s > SILENCES * self._knobs.stale_after_s:
-                self._bar(instance)
+            if now - instance.heard_s > SILENCES * self._knobs.stale_after_s:
+                if instance.agent.connected and not instance.barred:
+                    self._bar(instance)
+                self._place_again(instance)
         self._arm()
         self.book.expire(now)
         self.metrics.sessions.set(len(self.book))
         self.metrics.in_flight.set(self.in_flight)
+
+    def _place_again(self, silent: InstanceState) -> None:
+        """Calls that wait for its first byte wait no longer, where another instance can answer them."""
+        now_s = asyncio.get_running_loop().time()
+        for live in self._attempts.values():
+            waiting, routed = live.unanswered, live.routed
+            if waiting is None or waiting.expired() or routed is None or routed.instance != silent.agent.name:
+                continue
+            if any(other.healthy and other.serves(live.call.key.model) for other in self.instances.values()):
+                waiting.reschedule(now_s)
 
     def _greeted(self, instance: InstanceState, hello: wire.AgentHello) -> None:
         name = instance.agent.name
@@ -515,4 +527,3 @@ def _shed(overloaded: Overloaded) -> Problem:
 
 def _json(value: object) -> bytes:
     return _encode(CODEC.encode(value))
-

@@ -158,7 +158,7 @@ class Relay:
                 wait_s *= 2.0
             instance = await dispatcher.place(live)
             try:
-                got = await self._post(asked, instance, {SUBMIT_HEADER: dispatcher.submission(live, instance)})
+                got = await self._submit(asked, live, instance)
             except _Gone as gone:
                 _log.warning("event=not_taken call=%d instance=%s why=%s", live.id, instance.agent.name, gone)
                 dispatcher.lost(live, arrived=gone.arrived)
@@ -171,6 +171,17 @@ class Relay:
             dispatcher.lost(live, arrived=False)
             dispatcher.distrust(instance)
         raise Problem(502, last, kind="no_instance", retry_after_s=2.0)
+
+    async def _submit(self, asked: requests.ClientRequest, live: LiveCall, instance: InstanceState) -> Upstream:
+        """Raises _Gone where no byte of an answer came, or where nothing is heard of the instance any more and another can answer."""
+        headers = {SUBMIT_HEADER: self._dispatcher.submission(live, instance)}
+        try:
+            async with asyncio.timeout(None) as live.unanswered:
+                return await self._post(asked, instance, headers)
+        except TimeoutError:
+            raise _Gone("silent", arrived=True) from None
+        finally:
+            live.unanswered = None
 
     async def _post(self, asked: requests.ClientRequest, instance: InstanceState, headers: dict[str, str]) -> Upstream:
         """Raises _Gone where no byte of an answer came."""
