@@ -236,16 +236,26 @@ def test_a_wrong_model_path_costs_only_that_model(world: World, tmp_path: Path) 
 
 
 def test_two_cold_instances_and_a_hot_one_honour_leases_and_help_out(world: World, tmp_path: Path) -> None:
+    async def round_of_calls(stage: Stage) -> None:
+        await asyncio.gather(stage.all_complete("m0", 8), stage.all_complete("m1", 4))
+
     async def scene(stage: Stage) -> None:
         for _ in range(3):
-            await stage.all_complete("m0", 8)
+            await round_of_calls(stage)
         placed = await stage.metrics("talaria_placements_total{")
         assert sum(float(line.split()[-1]) for line in placed if 'reason="lease"' in line) >= 12, placed
+        calls = stage.begin("m0", 12, world.long_tokens)
+        await stage.talking()
         os.kill(stage.cluster.engine("m0", "hot").pid, signal.SIGKILL)
         for _ in range(3):
-            await stage.all_complete("m0", 8)
+            await round_of_calls(stage)
+        await asyncio.gather(*calls)
 
-    instances = [{"name": "a", "models": ["m0"]}, {"name": "b", "models": ["m0"]}, {"name": "hot", "pool": "hot", "models": ["m0"]}]
+    instances = [
+        {"name": "a", "models": ["m0", "m1"]},
+        {"name": "b", "models": ["m0", "m1"]},
+        {"name": "hot", "pool": "hot", "models": ["m0"]},
+    ]
     document = world.document(tmp_path, instances, policy={"knobs": {"tau": 60.0}})
     with Cluster(tmp_path, document, world.ready_s) as cluster:
         play(world, cluster, scene)
