@@ -7,6 +7,7 @@ import os
 import signal
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,10 @@ def group(cpu_engine: config.Engine, tiny_models: Path, tmp_path_factory: pytest
     ],
 )
 def test_an_event_in_a_phase_of_real_engines_ends_every_call_once(group: Group, phase: str, happening: str) -> None:
-    scene = RealScene(EnginesWorld(PHASES[phase].setup, group))
+    setup = PHASES[phase].setup
+    if phase == "recompute":  # only protected steps: in the rest of its slot a fast engine would answer the call to its end
+        setup = replace(setup, knobs=replace(setup.knobs, linger_s=0.0))
+    scene = RealScene(EnginesWorld(setup, group))
     PHASES[phase].enter(scene)
     HAPPENINGS[happening][1](scene)
     scene.world.recover()
