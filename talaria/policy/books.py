@@ -185,6 +185,13 @@ class Router(ABC):
         self._sessions.completed(call.key, instance, usage, now_s)
         return self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s, reserve)
 
+    def withdraw(self, call: Call, now_s: float) -> bool:
+        """The client of a queued call has left: it makes room at once. False where the call is not queued; ``poll`` has its answer."""
+        queued = self._queue.withdraw(call)
+        if queued:
+            self._retry_soon(now_s)  # it may have held back others of its tenant
+        return queued
+
     def ended(self, call: Call, now_s: float) -> None:
         """The call was submitted and its instance shed or failed it: no usage, no lease."""
         self._close(call, now_s)

@@ -57,6 +57,13 @@ class CallQueue:
         reason = f"router queue is full ({self._limit} calls) and tenant {tenant!r} has the most in it"
         return Overloaded(victim.id, "shed", reason)
 
+    def withdraw(self, call: Call) -> bool:
+        """Nobody waits for ``call`` any more; returns whether it was queued."""
+        queued = self._tenants.get(call.key.tenant, {}).get(call.id) is not None
+        if queued:
+            self._remove(call)
+        return queued
+
     def expire(self, now_s: float) -> list[Overloaded]:
         """Shed every call whose deadline has come, earliest first."""
         shed = []

@@ -57,6 +57,9 @@ class RecordingRouter:
         arguments = (call, instance, usage, now_s) if reserve else (call, instance, usage, now_s, reserve)
         return self._logged("completed", arguments, self._router.completed(*arguments), now_s)
 
+    def withdraw(self, call: Call, now_s: float) -> bool:
+        return self._logged("withdraw", (call, now_s), self._router.withdraw(call, now_s), now_s)
+
     def ended(self, call: Call, now_s: float) -> None:
         self._router.ended(call, now_s)
         self._log.router("ended", (call, now_s), None, now_s)

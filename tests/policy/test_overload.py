@@ -94,6 +94,20 @@ def test_a_full_queue_sheds_the_newest_call_of_the_tenant_with_the_most() -> Non
     assert isinstance(answer, Overloaded) and (answer.call_id, answer.action) == (3, "shed")
 
 
+def test_a_withdrawn_call_leaves_at_once_and_lets_those_behind_it_by() -> None:
+    made = router(snapshot("a", {"m": model(free_kv_tokens=2000)}), overload="queue", queue_limit=2)
+    huge, small = call(1, prompt=10_000_000), call(2, prompt=100)
+    made.heartbeat("a", False, 0.5)
+    assert [made.place(each, 1.0).call_id for each in (huge, small)] == [1, 2]
+    assert made.withdraw(huge, 2.0) and made.next_poll_s() == 2.0
+    assert not made.withdraw(huge, 2.0), "it has left"
+    third = made.place(call(3), 2.0)
+    assert isinstance(third, Overloaded) and third.action == "queue", "its place is free"
+    made.observe(snapshot("a", {"m": model()}, 2, 3.0), 3.0)
+    assert [routed(answer).call_id for answer in made.poll(3.0)] == [2, 3]
+    assert not made.withdraw(small, 4.0) and made.poll(200.0) == []
+
+
 def test_a_queue_of_no_length_sheds_the_call_itself() -> None:
     answer = overloaded(overload="queue", queue_limit=0).place(call(1), 0.0)
     assert isinstance(answer, Overloaded) and (answer.action, answer.call_id) == ("shed", 1)

@@ -70,3 +70,17 @@ def test_a_take_over_and_a_failed_submission_replay_without_a_difference(tmp_pat
     assert answers == taken_over(fresh())
     found = replay(path)
     assert (found.count, found.decisions) == (0, 8)
+
+
+def test_a_withdrawn_call_replays_without_a_difference(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    arguments = {"instances": {"a": Capabilities()}, "knobs": replace(Knobs(), tau_s=5.0)}
+    with DecisionLog(path) as log:
+        log.header(scenario="", config="", seed=0, router="full", router_arguments=arguments, slots_arguments={})
+        asked = RecordingRouter(fresh(), log, lambda: 3.5)
+        asked.observe(snapshot("a", {"m": model()}, healthy=False), 1.0)
+        assert asked.place(call(1), 2.0).call_id == 1 and asked.withdraw(call(1), 2.5)
+        asked.observe(snapshot("a", {"m": model()}, 2, 3.0), 3.0)
+        assert asked.poll(3.0) == []
+    found = replay(path)
+    assert (found.count, found.decisions) == (0, 6)

@@ -259,7 +259,9 @@ class Dispatcher:
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self._unwanted(live.call, waiting.result())
                 self._tell_leases()
-                self._arm()
+            elif self._router.withdraw(live.call, now_s()):
+                del self._waiting[live.call.id]
+            self._arm()
             raise
 
     def _unwanted(self, call: Call, routed: Routed) -> None:
