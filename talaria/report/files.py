@@ -176,7 +176,7 @@ def _check_replaceable(path: Path) -> None:
         raise InputError("exists and is no directory", where=str(path), fix="choose another --out") from None
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", where=str(path), fix="choose another --out") from None
-    foreign = sorted(name for name in held if not any(fnmatch.fnmatch(name, known) for known in OUR_FILES))
+    foreign = sorted(name for name in held if not _is_ours(path / name, held))
     if foreign:
         raise InputError(
             f"holds {foreign[0]!r}, which is no earlier output",
@@ -184,6 +184,15 @@ def _check_replaceable(path: Path) -> None:
             allowed="a new or empty directory, or an earlier output to replace",
             fix="choose another --out",
         )
+
+
+def _is_ours(entry: Path, beside: list[str]) -> bool:
+    """A file of an output, or a run directory of a comparison."""
+    if any(fnmatch.fnmatch(entry.name, known) for known in OUR_FILES):
+        return True
+    if "compare.json" not in beside or not (entry / "run.json").is_file():
+        return False
+    return all(any(fnmatch.fnmatch(name, known) for known in OUR_FILES) for name in os.listdir(entry))
 
 
 def _umask() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -79,13 +79,14 @@ def run(
     def planned_for(served: Mapping[str, int | None]) -> ReplayPlan:
         return plan(trace, served, mapping=mapping, arrivals=arrivals, gap_cap_s=gap_cap or None, seeds=repetitions)
 
-    _check_places(cases)
+    if out is not None:
+        _check_place(out)
     if loaded is not None:  # engines take minutes to start: what does not need them is said before
         planned_for(dict.fromkeys(loaded.models))
     try:
         with _endpoint(loaded, url) as endpoint, _kept_place(out) as place:
             planned = planned_for(asyncio.run(_served(endpoint)))
-            code = _replay(planned, cases, endpoint, place, resume=resume, as_json=json)
+            code = _replay(planned, cases, endpoint, place, out, resume=resume, as_json=json)
     except (GatewayFailed, ConservationError) as error:
         note(f"error: {error}")
         code = 1
@@ -132,19 +133,16 @@ def _cases(
                 allowed="configurations that differ in router or session-prefill", fix="leave one of them out",
             )  # fmt: skip
         knobs = with_values(Knobs(), {**own.knobs, **chosen.knobs, **saved.knobs, **settings})
-        directory = None if out is None else out if configs is None else out / name
-        cases.append(Case(name, chosen.router, chosen.session_prefill, knobs, directory))
+        cases.append(Case(name, chosen.router, chosen.session_prefill, knobs, out if len(names) == 1 else None))
     return cases
 
 
-def _check_places(cases: list[Case]) -> None:
-    """Hours later would be too late to learn that a directory cannot be written."""
+def _check_place(directory: Path) -> None:
+    """Hours later would be too late to learn that it cannot be written."""
     from talaria.report.files import StagedDirectory
 
-    for case in cases:
-        if case.directory is not None:
-            with StagedDirectory(case.directory):
-                pass
+    with StagedDirectory(directory):
+        pass
 
 
 @contextmanager
@@ -178,12 +176,14 @@ async def _served(endpoint: Endpoint) -> dict[str, int | None]:
         return await Client(http, endpoint).models()
 
 
-def _replay(planned: Any, cases: list[Case], endpoint: Endpoint, place: Path, *, resume: bool, as_json: bool) -> int:
+def _replay(
+    planned: ReplayPlan, cases: list[Case], endpoint: Endpoint, place: Path, out: Path | None, *, resume: bool, as_json: bool
+) -> int:
     from talaria.cli.console import progress
     from talaria.gpu.run.batch import Batch
     from talaria.gpu.run.kept import Kept
 
-    inputs = {**planned.document(), "cases": {case.label: case.document() for case in cases}}
+    inputs = {**planned.document(), "content": planned.content, "cases": {case.label: case.document() for case in cases}}
     batch = Batch(planned, cases, Kept(place, inputs, resume=resume), note)
     for line in planned.notes:
         note(line)
@@ -192,32 +192,44 @@ def _replay(planned: Any, cases: list[Case], endpoint: Endpoint, place: Path, *,
         try:
             asyncio.run(batch.run(endpoint, advance))
         except KeyboardInterrupt:
-            note("interrupted; finished repetitions are kept for --resume" if cases[0].directory else "interrupted")
+            note("interrupted; finished repetitions are kept for --resume" if out else "interrupted")
             code = INTERRUPTED
-    _finish(batch, as_json=as_json)
+    _finish(batch, out if len(cases) > 1 else None, as_json=as_json)
     if code == 0:
         batch.kept.discard()
     return code
 
 
-def _finish(batch: Batch, *, as_json: bool) -> None:
+def _finish(batch: Batch, comparison: Path | None, *, as_json: bool) -> None:
+    """Write and show what is finished; a ``comparison`` appears as a whole, in place of an earlier one."""
     from talaria.cli.collect import peak_rss_mib
     from talaria.cli.console import show_document
     from talaria.report import tables
+    from talaria.report.files import StagedDirectory
+
+    if comparison is not None:
+        with StagedDirectory(comparison) as staged:
+            batch.cases = [replace(case, directory=staged.staging / case.label) for case in batch.cases]
+            documents = batch.finish({}, peak_rss_mib())
+            if documents:
+                document = _compared(batch, documents, staged.staging)
+                staged.commit()
+    else:
+        documents = batch.finish({}, peak_rss_mib())
+        if len(batch.cases) > 1 and documents:
+            document = _compared(batch, documents, None)
+        elif documents:
+            (document,) = documents.values()
+    if documents:
+        show_document(document, tables.compare_table if len(batch.cases) > 1 else tables.run_table, as_json=as_json)
+
+
+def _compared(batch: Batch, documents: Mapping[str, Any], out: Path | None) -> dict[str, Any]:
     from talaria.report.comparison import write
     from talaria.report.document import compare_document
     from talaria.report.statistics import paired
 
-    documents = batch.finish({}, peak_rss_mib())
-    table: Callable[[Any], Any] = tables.run_table
-    if len(batch.cases) > 1 and documents:
-        document = compare_document(documents, paired({label: batch.results[label] for label in documents}))
-        table = tables.compare_table
-        first = batch.cases[0].directory
-        if first is not None:
-            write(first.parent, document, {label: batch.records[label] for label in documents})
-    elif documents:
-        (document,) = documents.values()
-    else:
-        return
-    show_document(document, table, as_json=as_json)
+    document = compare_document(documents, paired({label: batch.results[label] for label in documents}))
+    if out is not None:
+        write(out, document, {label: batch.records[label] for label in documents})
+    return document

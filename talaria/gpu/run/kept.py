@@ -24,7 +24,8 @@ class Kept:
         written = json.dumps(inputs, sort_keys=True, indent=1)
         if resume and directory.exists():
             if (directory / INPUTS).read_text(encoding="utf-8") != written:
-                raise InputError("what is kept there is of other options", where=str(directory), fix="start again without --resume")
+                what = "what is kept there is of another trace or of other options"
+                raise InputError(what, where=str(directory), fix="start again without --resume")
             return
         shutil.rmtree(directory, ignore_errors=True)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ POOL = "closed_pool:5"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One policy. ``directory``: where its run directory shall appear, if anywhere."""
+    """One policy. ``directory``: where its run directory shall appear, if anywhere; of a comparison they appear together."""
 
     label: str
     router: str
@@ -42,6 +43,8 @@ class ReplayPlan:
     gap_cap_s: float | None
     seeds: Sequence[int]
     notes: Sequence[str]
+    content: str = ""
+    """SHA-256 of the trace file: a trace of the same name may be another one."""
 
     def workload(self) -> Workload:
         """The trace on the served models."""
@@ -73,7 +76,7 @@ def plan(
     parse_arrivals(kind, where="--arrivals")
     if gap_cap_s is not None:
         notes.append(f"gaps are capped at {gap_cap_s:g} s")
-    planned = ReplayPlan(source, assigned, kind, gap_cap_s, seeds, notes)
+    planned = ReplayPlan(source, assigned, kind, gap_cap_s, seeds, notes, hashlib.sha256(trace.read_bytes()).hexdigest())
     _check_lengths(planned.workload(), served, str(trace))
     return planned
 

@@ -135,6 +135,23 @@ def test_several_policies_are_reset_in_turn_and_compared(trace: str, capsys: pyt
     assert [record.seed for record in read_run("runs/no-sp")[1]] == [0, 1]
 
 
+def test_a_later_result_replaces_an_earlier_one_whole(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one policy or of several: no file of the earlier one stays beside those of the later."""
+    with FakeGateway().serving() as gateway:
+        command = ["run", "--url", gateway.url, "--trace", trace, "--out", "runs"]
+        document(capsys, *command)
+        document(capsys, *command, "--configs", "talaria,no-sp")
+        compared = {path.name for path in Path("runs").iterdir()}
+        assert compared == {"talaria", "no-sp", "compare.json", "compare.png", "latency.png", "switches.png"}
+        document(capsys, *command, "--configs", "round-robin,no-sp")
+        assert {path.name for path in Path("runs").iterdir()} == compared - {"talaria"} | {"round-robin"}
+        Path("runs/no-sp/thesis.txt").write_text("")
+        assert run_command([*command, "--configs", "talaria,no-sp"]) == 2, "a file in it is somebody's"
+        Path("runs/no-sp/thesis.txt").unlink()
+        document(capsys, *command)
+    assert Path("runs/run.json").exists() and not any(path.is_dir() for path in Path("runs").iterdir())
+
+
 def test_an_output_that_holds_somebodys_files_is_refused_before_anything_is_sent(
     trace: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -153,6 +170,11 @@ def test_a_broken_run_goes_on_where_it_broke(trace: str, capsys: pytest.CaptureF
     assert Path(".runs.resume").exists()
     with FakeGateway().serving() as gateway:
         assert run_command([*command, "--url", gateway.url, "--resume", "--set", "tau=4"]) == 2
+        written = Path(trace).read_bytes()
+        Path(trace).write_bytes(written.replace(b'"s3"', b'"s4"'))
+        assert run_command([*command, "--url", gateway.url, "--resume"]) == 2
+        assert "of another trace or of other options" in capsys.readouterr().err
+        Path(trace).write_bytes(written)
         printed = document(capsys, *command, "--url", gateway.url, "--resume")
         assert [reset["session_prefill"] for reset in gateway.resets] == [False], "only what had not been finished runs"
     assert set(printed["configs"]) == {"talaria", "no-sp"} and not Path(".runs.resume").exists()
