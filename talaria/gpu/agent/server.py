@@ -43,6 +43,8 @@ class AgentServer:
         self._http, self._url, self._key = http, url, key
         self._outbox, self._telemetry = outbox, telemetry
         self._gateway = ""
+        self._links: list[str] = []
+        """Whose the links are that are up: all of one gateway."""
         self._resetting = asyncio.Lock()
         self._reset_task: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
@@ -108,11 +110,27 @@ class AgentServer:
     # --- the link --------------------------------------------------------------------------------------------------
 
     async def _link(self, request: web.BaseRequest) -> web.StreamResponse:
-        """A gateway's link, until either side ends it; a new one takes the place of an earlier one."""
+        """A gateway's link, until either side ends it; a new one of the same gateway takes the place of an earlier one.
+
+        Two gateways would number submissions past each other: the second is refused as long as the first one's link is alive.
+        """
+        gateway = request.headers.get(wire.GATEWAY_HEADER, "")
+        other = next((name for name in self._links if name != gateway), None)
+        if other is not None:
+            _log.error("event=second_gateway refused=%s serves=%s", gateway, other)
+            return error_response(request.path, Failure(409, f"gateway {other} is served here"))
         socket = web.WebSocketResponse(max_msg_size=0, compress=False, heartbeat=20.0)
-        await socket.prepare(request)
+        self._links.append(gateway)
+        try:
+            await socket.prepare(request)
+            await self._listen(gateway, socket)
+        finally:
+            self._links.remove(gateway)
+        return socket
+
+    async def _listen(self, gateway: str, socket: web.WebSocketResponse) -> None:
         inbox: asyncio.Queue[wire.FromGateway | None] = asyncio.Queue()
-        obeying = asyncio.create_task(self._obey(request.headers.get(wire.GATEWAY_HEADER, ""), socket, inbox))
+        obeying = asyncio.create_task(self._obey(gateway, socket, inbox))
         try:
             async for frame in socket:  # whatever takes its time here: who does not read does not answer probes either
                 if frame.type is aiohttp.WSMsgType.BINARY:
@@ -124,7 +142,6 @@ class AgentServer:
             if not self._up.is_set():
                 obeying.cancel()
             await asyncio.gather(obeying, return_exceptions=True)
-        return socket
 
     async def _obey(self, gateway: str, socket: web.WebSocketResponse, inbox: asyncio.Queue[wire.FromGateway | None]) -> None:
         """Once the engines are up: tell what happens, and do what is said, to the last word (None)."""

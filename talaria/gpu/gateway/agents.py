@@ -87,6 +87,9 @@ class Agent:
             try:
                 if await self._one_link():
                     wait_s = FIRST_RETRY_S
+            except aiohttp.WSServerHandshakeError as error:
+                why = "its agent serves another gateway" if error.status == 409 else "its agent does not let us in"
+                _log.error("event=link_refused instance=%s status=%d why=%s", self.name, error.status, why)
             except (aiohttp.ClientError, OSError) as error:
                 _log.info("event=link_failed instance=%s why=%s", self.name, type(error).__name__)
             except Exception:
