@@ -21,6 +21,8 @@ STOP_S: Final = 60.0
 """An agent stops its engines first."""
 STEADY_S: Final = 60.0
 """One that lived so long is not restarted more slowly than the first time."""
+BAD_INPUT: Final = 2
+"""Its exit code for what no start mends: a port that is taken, a model's folder that is not there. It has said what."""
 LONGEST_READ_BYTES: Final = 65_536
 COMMAND: Final = (sys.executable, "-m", "talaria.gpu.agent.main")
 
@@ -41,7 +43,7 @@ class Child:
         return None if self._process is None else self._process.pid
 
     async def run(self) -> None:
-        """Keep the agent running until cancelled; then it is stopped."""
+        """Keep the agent running until cancelled; then it is stopped. One that ends with ``BAD_INPUT`` is given up."""
         loop, wait_s = asyncio.get_running_loop(), FIRST_RESTART_S
         try:
             while True:
@@ -52,6 +54,9 @@ class Child:
                     code = type(error).__name__
                     await self._stop()
                 self._agent.moved(None)
+                if code == BAD_INPUT:
+                    _log.error("event=agent_given_up instance=%s code=%s fix=what it says above, then restart", self._agent.name, code)
+                    return
                 if loop.time() - began_s > STEADY_S:
                     wait_s = FIRST_RESTART_S
                 _log.error("event=agent_ended instance=%s code=%s restart_s=%.0f", self._agent.name, code, wait_s)

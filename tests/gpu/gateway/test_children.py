@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -66,6 +67,29 @@ def test_a_child_agent_is_started_started_again_and_stopped(tmp_path: Path, monk
         for pid in started():
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_an_agent_whose_port_is_taken_says_so_in_one_line_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The real agent: it listens before it starts an engine."""
+    monkeypatch.setattr("talaria.gpu.gateway.children.FIRST_RESTART_S", 0.05)
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            config = config_of(tmp_path)
+            (instance,) = config.instances
+            config = config.model_copy(update={"instances": (instance.model_copy(update={"port": port}),)})
+            async with gateway(config, Knobs()) as url, aiohttp.ClientSession() as http:
+                while "agent_given_up" not in caplog.text:
+                    await asyncio.sleep(0.02)
+                assert (await http.get(f"{url}/ready")).status == 503
+            assert "event=agent_given_up instance=a code=2" in caplog.text and "agent_ended" not in caplog.text
+            (line,) = capfd.readouterr().err.strip().splitlines()
+            assert f"instance a: 127.0.0.1:{port}" in line and "address already in use" in line and "choose another port" in line
+
+    run(test())
 
 
 def test_a_child_keeps_its_gateways_time_though_the_clock_was_set_meanwhile(
