@@ -114,8 +114,16 @@ def _write(cluster: Any, measured: Any, files: Any, out: Path, open_s: float | N
     write_atomically(out, file.text().encode())
     write_atomically(beside, yaml.safe_dump(write.scenario(cluster, out, GAP_CAP_S), sort_keys=False).encode())
     note(f"written: {out}, {raw} and {beside}")
+    poor = write.poor_fits(file, measured.models)
+    for (model, curve), why in poor.items():
+        note(f"warning: {model} {curve}: {why}; measure again on a machine that does nothing else")
     if as_json:
-        show_json({"schema": "talaria.profiled/1", "profile": str(out), "scenario": str(beside), "fits": file.document()["fits"]})
+        show_json(
+            {
+                "schema": "talaria.profiled/1", "profile": str(out), "scenario": str(beside), "fits": file.document()["fits"],
+                "poor_fits": [{"model": model, "curve": curve, "why": why} for (model, curve), why in poor.items()],
+            }
+        )  # fmt: skip
         return
     rows = [
         [name, curve, str(fit.points), f"{fit.median_error:.1%}", f"{fit.max_error:.1%}", fit.worst]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 from talaria.gpu.config import ClusterConfig
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.gpu.profiling.measure import Measured, ModelMeasured
-from talaria.profiles.fit import fit_profile
+from talaria.profiles.fit import DECODE, PREFILL, fit_profile
 from talaria.profiles.points import ModelPoints, PointsFile
 from talaria.profiles.schema import ProfileFile
 
+CURVES = {"prefill": PREFILL, "decode": DECODE}
 MIB = 2**20
 RUNTIME_BYTES = 64 * MIB
 OUTPUT_TOKENS_PRIOR = 256.0
 LEAST_SHARE = 0.1
 MOST_CV = 0.5
 """A repetition that was disturbed says nothing about the engine."""
+POOR_MEDIAN, POOR_LARGEST = 0.15, 0.5
+"""Relative errors of a fit, in the median and at its worst point, beyond which a simulation on it must not be trusted."""
 
 
 def points(
@@ -38,7 +42,29 @@ def points(
 
 def profile(points: PointsFile, measured: Measured) -> ProfileFile:
     """The fits of ``points``. Raises InputError if they do not determine a curve."""
-    return _with_a_floor(fit_profile(points, where="talaria-gpu profile")[0], measured)
+    return _marked(_with_a_floor(fit_profile(points, where="talaria-gpu profile")[0], measured), measured)
+
+
+def poor_fits(file: ProfileFile, models: Iterable[str]) -> dict[tuple[str, str], str]:
+    """By model and curve: what is wrong with a fit whose errors are beyond the limits."""
+    return {
+        (model, curve): f"poor fit: median error {fit.median_error:.0%} (limit {POOR_MEDIAN:.0%}), "
+        f"largest {fit.max_error:.0%} at {fit.worst} (limit {POOR_LARGEST:.0%})"
+        for model in models
+        for curve, fit in file.fits.get(model, {}).items()
+        if fit.median_error > POOR_MEDIAN or fit.max_error > POOR_LARGEST
+    }
+
+
+def _marked(file: ProfileFile, measured: Measured) -> ProfileFile:
+    """The sources of poorly fitted numbers, and the profile's description, say so."""
+    document, poor = file.document(), poor_fits(file, measured.models)
+    for (model, curve), why in poor.items():
+        for name in CURVES[curve]:
+            document["models"][model][name]["source"] += f"; {why}"
+    if poor:
+        document["description"] += " Poor fits: " + ", ".join(f"{model} {curve}" for model, curve in poor) + "."
+    return ProfileFile.model_validate(document)
 
 
 def _with_a_floor(file: ProfileFile, measured: Measured) -> ProfileFile:

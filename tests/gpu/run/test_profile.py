@@ -10,10 +10,14 @@ import yaml
 
 from talaria.cli.gpu import run_command
 from talaria.cli.main import run_command as run_sim
+from talaria.gpu import config
+from talaria.gpu.modelfiles import ModelFiles
+from talaria.gpu.profiling import write
 from talaria.gpu.profiling.grid import decode_points, prefill_points
-from talaria.gpu.profiling.measure import step_s
+from talaria.gpu.profiling.measure import Measured, ModelMeasured, step_s
 from talaria.gpu.protocol import records
 from talaria.profiles import load
+from talaria.profiles.points import DecodePoint, PrefillPoint
 from tests.gpu.cluster import stub_document
 
 PREFILL_TOKEN_S, STEP_S = 1e-4, 0.01
@@ -37,6 +41,28 @@ def test_a_step_is_timed_by_the_sequence_that_no_prefill_interrupts() -> None:
     assert step_s([row(1.0, 1.0)]) > 0, "policies divide by it"
 
 
+def test_a_fit_that_misses_its_points_says_so_wherever_its_numbers_stand(tmp_path: Path) -> None:
+    """The first model follows the shape; of the second a decode point is off by ten."""
+    cluster = config.check(stub_document(tmp_path), "test")
+    files = {name: ModelFiles(name, 2, 1000, 64, False) for name in cluster.models}
+    measured = Measured()
+    for name, spoilt in zip(cluster.models, (1.0, 10.0), strict=True):
+        found = measured.models[name] = ModelMeasured(10_000, 4096)
+        found.prefill = [PrefillPoint(tokens=new + cached, cached=cached, ms=5 + new / 10) for new in (8, 64, 256) for cached in (0, 256)]
+        found.decode = [DecodePoint(batch=b, context=c, ms=10 + b + b * c / 1000) for b in (1, 2, 4, 8) for c in (128, 512, 1024)]
+        found.decode[5] = DecodePoint(batch=2, context=1024, ms=found.decode[5].ms * spoilt)
+    source = "a test"
+    made = write.points(measured, cluster, files, name="p", source=source, open_s=1.0, gpu=None, hbm_bytes=None, base=None)
+    file = write.profile(made, measured)
+    good, bad = cluster.models
+    ((which, why),) = write.poor_fits(file, cluster.models).items()
+    assert which == (bad, "decode") and "limit 15%" in why and "at batch" in why
+    document = file.document()
+    assert document["description"].endswith(f"Poor fits: {bad} decode.")
+    assert why in document["models"][bad]["decode_base_s"]["source"]
+    assert "poor fit" not in json.dumps([document["models"][good], document["models"][bad]["prefill_base_s"]])
+
+
 def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     document = stub_document(tmp_path, step_s=STEP_S, engine={"start_timeout_s": 30.0})
@@ -45,6 +71,7 @@ def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest
     assert run_command(["profile", "cluster.yaml", "-o", "ours.json", "--max-tokens", "1200", "--repeats", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["profile"], printed["scenario"]) == ("ours.json", "ours-scenario.yaml")
+    assert {item["model"] for item in printed["poor_fits"]} <= {"m0", "m1"}
     profile = load("./ours.json")
     for model in ("m0", "m1"):
         timing = profile.timing(model)
