@@ -31,9 +31,9 @@ class Routed:
     """A placement. ``cost_s`` = ``request_s`` + ``kv_s`` + ``activate_s`` (Eq. 1), as predicted when it was made.
 
     ``reason``: lease, cost, spill, queue (from the router's own queue), sticky, pressure, rotation, health (moved since
-    its home is down). ``seq``: number of this submission on that instance. ``residency_hit``: the model was active,
-    staged or parked there. ``opens``: it was absent there and nobody was opening it; ``avoidable``: although another
-    healthy instance holds it.
+    its home is down), or a word of another system's rule (``policy/peers``). ``seq``: number of this submission on that
+    instance. ``residency_hit``: the model was active, staged or parked there. ``opens``: it was absent there and nobody was
+    opening it; ``avoidable``: although another healthy instance holds it.
     """
 
     call_id: int

@@ -116,6 +116,10 @@ class Fleet:
         self._seen_calls[i] = seen_calls
         self._unwritten[i] = snapshot
 
+    def seen_calls(self, instance: int) -> int:
+        """Calls that the last snapshot saw there, queued or running, of all models."""
+        return self._seen_calls[instance]
+
     def takes_new(self, columns: ModelColumns, now_s: float) -> NDArray[np.bool_]:
         """Instances that serve the model and may take new, non-reserved placements: healthy, telemetry fresh."""
         takes: NDArray[np.bool_] = (self.fresh_until_s >= now_s) & (columns.kv_room_tokens >= 0.0)

@@ -1,7 +1,7 @@
 """Algorithm 1 and its simpler rivals behind one registry: which instance a call goes to (SPEC §3.2).
 
 ``full`` is the whole mechanism. The others share its books, its health rules and its overload policy, and each looks
-at one thing only: load, the session's first instance, or the turn.
+at one thing only: load, the session's first instance, or the turn. Rules of other systems are in ``policy/peers``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from talaria.policy.fleet import ModelColumns, Vector
 from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease, LeaseCounts
 from talaria.policy.overload import Overloaded
+from talaria.policy.peers.aegaeon import Aegaeon
+from talaria.policy.peers.cache_aware import SglangCacheAware
+from talaria.policy.peers.continuum import Continuum
+from talaria.policy.peers.mooncake import Mooncake
+from talaria.policy.peers.preble import Preble
+from talaria.policy.peers.serverlessllm import ServerlessLlm
 from talaria.policy.replicas import DemandWindow, gain_s
 from talaria.policy.sessions import Usage
 from talaria.policy.snapshot import MISSING, Capabilities
@@ -182,5 +188,11 @@ class SessionSticky(RoundRobin):
         return "home of the session" if home == self._fleet.ids[instance] else super()._note(arrival, instance)
 
 
-ROUTERS: dict[str, type[Router]] = {cls.name: cls for cls in (ResidencyRouter, LeastPressure, SessionSticky, RoundRobin)}
+ROUTERS: dict[str, type[Router]] = {
+    cls.name: cls
+    for cls in (
+        ResidencyRouter, LeastPressure, SessionSticky, RoundRobin,
+        Aegaeon, ServerlessLlm, Preble, Mooncake, Continuum, SglangCacheAware,
+    )
+}  # fmt: skip
 """Every router by its name in a config."""

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from talaria.report.columns import Columns
 
 OUTCOMES = ("completed", "shed", "failed")
-REASONS = ("lease", "cost", "spill", "queue", "sticky", "pressure", "rotation", "health")
+REASONS = (
+    "lease", "cost", "spill", "queue", "sticky", "pressure", "rotation", "health",
+    "group", "backlog", "startup", "exploit", "explore", "ttft", "prefix",
+)  # fmt: skip
 """Why a call went where it went."""
 PATHS = ("d2d", "partial", "h2d", "open")
 PHASES = ("switch", "P", "D1", "SP", "D", "Dfin", "linger")

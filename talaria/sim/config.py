@@ -33,6 +33,14 @@ _ALL = (
     Config("least-pressure", "places each call on the least loaded instance, blind to model and KV", router="least-pressure"),
     Config("session-sticky", "keeps a session on its first instance, blind to load", router="session-sticky"),
     Config("round-robin", "deals calls out in turn", router="round-robin"),
+    Config("aegaeon", "groups calls of a model, models take turns; returns wait for their slot", router="aegaeon", session_prefill=False),
+    Config("serverlessllm", "where the model is estimated to start first", router="serverlessllm", session_prefill=False),
+    Config("preble", "longest cached prefix against load", router="preble", session_prefill=False),
+    Config("mooncake", "least estimated time to first token, stored KV included", router="mooncake", session_prefill=False),
+    Config("continuum", "keeps KV for a computed time to live, within which a return joins its slot", router="continuum"),
+    Config(
+        "sglang-cache-aware", "prefix match above a threshold, else least loaded", router="sglang-cache-aware", session_prefill=False
+    ),
 )
 
 CONFIGS: dict[str, Config] = {config.name: config for config in _ALL}
