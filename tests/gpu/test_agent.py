@@ -243,6 +243,36 @@ def test_a_reset_begins_anew_and_records_from_the_first_step(tmp_path: Path) -> 
     play(tmp_path, scene)
 
 
+def test_a_model_is_closed_when_its_calls_have_ended_and_opened_again(tmp_path: Path) -> None:
+    """The active one, then a parked one: their engines' processes end, and start again without a call that asks for them."""
+
+    async def scene(agent: AgentProcess) -> None:
+        def shows(model: str, residency: Residency) -> bool:
+            return agent.snapshot is not None and agent.snapshot.healthy and agent.snapshot.models[model].residency is residency
+
+        call = asyncio.create_task(agent.call("m0", "a", {"messages": messages("hi"), "max_tokens": 40}))
+        pid = agent.engine_pid("m0")
+        await agent.say(wire.Close("m0"))
+        number, status, _ = await call
+        assert (status, agent.ended[number].outcome) == (200, "completed"), "calls that are there are served"
+        await agent.until("it is closed", lambda: shows("m0", Residency.ABSENT))
+        assert not Path(f"/proc/{pid}").exists()
+        assert (await agent.call("m1", "b", {"messages": messages("hi"), "max_tokens": 3}))[1] == 200
+        await agent.say(wire.Open("m0"))
+        await agent.until("it is open", lambda: shows("m0", Residency.ACTIVE))
+        assert agent.engine_pid("m0") != pid
+        pid = agent.engine_pid("m1")
+        await agent.say(wire.Close("m1"))
+        await agent.until("the other is closed", lambda: shows("m1", Residency.ABSENT))
+        await agent.until("its process has ended", lambda: not Path(f"/proc/{pid}").exists())
+        assert (await agent.call("m0", "c", {"messages": messages("hi"), "max_tokens": 3}))[1] == 200
+        await agent.say(wire.Open("m1"))
+        await agent.until("it is open", lambda: shows("m1", Residency.ACTIVE))
+        assert (await agent.call("m0", "c", {"messages": messages("hi"), "max_tokens": 3}))[1] == 200
+
+    play(tmp_path, scene)
+
+
 def test_leases_outlive_a_gateway_and_its_successor_numbers_anew(tmp_path: Path) -> None:
     async def scene(agent: AgentProcess) -> None:
         agent.tau_s = 60.0

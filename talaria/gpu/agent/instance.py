@@ -100,6 +100,8 @@ class AgentInstance:
         """(source, target) of the switch or open under way."""
         self._switch_task: asyncio.Task[None] | None = None
         self._closing: list[str] = []
+        self._shutting: set[asyncio.Task[None]] = set()
+        """Parked engines that an administrator has closed, while they end."""
         self._declined = ""
         self._down: set[str] = set()
         """Models whose engine died and is not yet taken away."""
@@ -120,6 +122,8 @@ class AgentInstance:
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
         self._decode = DecodeClock()
         self._memory = DeviceMemory(self._engines, self.view, self.runs, self._limits)
+        self._asked: dict[str, bool] = {}
+        """By model: an administrator wants it open, once (True), or closed until said otherwise, whoever opens it meanwhile (False)."""
         self._awaiting_word: dict[LineKey, list[tuple[AgentCall, asyncio.TimerHandle]]] = {}
         self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
         self._show_residency()
@@ -232,6 +236,7 @@ class AgentInstance:
                 event = self._inbox.popleft()
         finally:
             self._stepping = False
+        self._do_asked()
 
     def _watch_phase(self) -> None:
         """Tell the host of each phase when it is over, for the timeline."""
@@ -525,6 +530,7 @@ class AgentInstance:
     async def _do_switch(self, source: str | None, target: str, closing: list[str]) -> None:
         engines, started_s = self._engines, self.clock()
         try:
+            await asyncio.gather(*self._shutting)
             for model in closing:
                 await engines.close(model)
             source = None if source in closing else source
@@ -650,13 +656,7 @@ class AgentInstance:
             await self._engines.reap(model)
         for run in [run for run in self.runs.values() if run.model == model and not run.arrived]:
             self._arrive(run)
-        self._down.discard(model)
-        if self.view.healthy or self._down:
-            return
-        self._show_residency()
-        self.view.healthy = True
-        self._happened(EngineUp())
-        self._host.health_changed()
+        self._up_again(model)
 
     def connection_lost(self, run: AgentCall) -> None:
         """The engine broke off its answer, or never began one. If it has died, that will be heard soon."""
@@ -680,6 +680,83 @@ class AgentInstance:
             return None
         self._engines.kill(active, f"it has said nothing for {hang_s:g} s")
         return active
+
+    # --- what an administrator asks for ----------------------------------------------------------------------------
+
+    def administer(self, model: str, *, is_open: bool) -> None:
+        """Start the model's engine and make it active, or stop it. It waits for calls that are in the way."""
+        if model in self.view.models:
+            self._asked[model] = is_open
+            self._do_asked()
+
+    def _do_asked(self) -> None:
+        """One wish at a time, where it meets neither a call nor a switch nor a fault; else at the next event."""
+        if not self._asked or self._switch is not None or self._down or not self.view.healthy:
+            return
+        for model, is_open in list(self._asked.items()):
+            view = self.view.models[model]
+            if is_open == (view.residency is not Residency.ABSENT):
+                if is_open:
+                    del self._asked[model]
+            elif is_open and self._resident_models >= self.capabilities.max_resident_models:
+                _log.error("event=open_refused model=%s why=the instance has %d models open, its limit", model, self._resident_models)
+                del self._asked[model]
+            elif not self._in_the_way(model, is_open=is_open):
+                if is_open:
+                    del self._asked[model]
+                self._carry_out(model, is_open=is_open)
+                return
+
+    @property
+    def _resident_models(self) -> int:
+        return sum(model.residency is not Residency.ABSENT for model in self.view.models.values())
+
+    def _in_the_way(self, model: str, *, is_open: bool) -> bool:
+        if is_open:
+            return any(view.running for view in self.view.models.values()) or any(run.granted for run in self.runs.values())
+        view = self.view.models[model]
+        return bool(view.waiting or view.running or view.held) or any(run.model == model for run in self.runs.values())
+
+    def _carry_out(self, model: str, *, is_open: bool) -> None:
+        if is_open or model == self.view.active:
+            self._step_aside(model, is_open=is_open)
+            return
+        self.view.models[model].residency = Residency.ABSENT
+        task = self._spawn(self._engines.close(model))
+        self._shutting.add(task)
+        task.add_done_callback(self._shutting.discard)
+        self._happened(Tick())
+
+    def _step_aside(self, model: str, *, is_open: bool) -> None:
+        """Change what is active behind a group that is down for its scheduler: its round is void, its calls are where they were."""
+        source = self.view.active
+        self._down.add(model)
+        if source is not None:
+            self._lose_device(source)
+        self._wake_at(None)
+        self.view.active, self.view.healthy = None, False
+        self._happened(EngineDown(0))
+        self._host.health_changed()
+        self._spawn(self._change(source, model, is_open=is_open))
+
+    async def _change(self, source: str | None, model: str, *, is_open: bool) -> None:
+        try:
+            await asyncio.gather(*self._shutting)
+            await (self._engines.switch(source, model) if is_open else self._engines.close(model))
+            _log.info("event=%s model=%s", "opened" if is_open else "closed", model)
+        except EngineFailed as error:
+            _log.error("event=open_failed model=%s why=%s", model, error)
+        self._up_again(model)
+
+    def _up_again(self, model: str) -> None:
+        """Nothing of the model is in the way any more: the group is up, unless another one's engine has died meanwhile."""
+        self._down.discard(model)
+        if self.view.healthy or self._down:
+            return
+        self._show_residency()
+        self.view.healthy = True
+        self._happened(EngineUp())
+        self._host.health_changed()
 
     # --- maintenance -----------------------------------------------------------------------------------------------
 
@@ -705,6 +782,7 @@ class AgentInstance:
     def renumbered(self) -> None:
         """Another gateway numbers the submissions from here on, from 1."""
         self.seen = SeenSubmissions()
+        self._asked.clear()  # it says itself what it wants closed
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

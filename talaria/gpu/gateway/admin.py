@@ -17,6 +17,7 @@ from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.recording import Recording
 from talaria.gpu.gateway.relay import read_body
 from talaria.gpu.gateway.settings import Settings
+from talaria.gpu.protocol import agent as wire
 from talaria.policy.knobs import KnobError, Knobs, as_dict, with_values
 from talaria.policy.router import ROUTERS
 
@@ -102,10 +103,11 @@ class Admin:
         return self._state()
 
     async def _close(self, request: web.BaseRequest) -> web.Response:
-        """No more calls of the model are placed on the instance, or, without one, anywhere."""
+        """No more calls of the model are placed on the instance, or, without one, anywhere; its engine stops when its last has ended."""
         return await self._set_closed(request, True)
 
     async def _open(self, request: web.BaseRequest) -> web.Response:
+        """Its engine starts as soon as no call runs there, and calls are placed again."""
         return await self._set_closed(request, False)
 
     async def _set_closed(self, request: web.BaseRequest, closed: bool) -> web.Response:
@@ -115,6 +117,7 @@ class Admin:
             raise Problem(404, f"no such model; there are: {', '.join(self._dispatcher.settings.models)}")
         for instance in [self._named(document)] if "instance" in document else self._dispatcher.instances.values():
             (instance.closed.add if closed else instance.closed.discard)(model)
+            instance.agent.send(wire.Close(model) if closed else wire.Open(model))
             self._dispatcher.changed(instance)
         _log.info("event=%s model=%s", "close" if closed else "open", model)
         return self._state()

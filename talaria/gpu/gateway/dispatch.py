@@ -373,6 +373,8 @@ class Dispatcher:
         if abs(hello.now_s - now_s()) > CLOCK_TOLERANCE_S:
             _log.warning("event=clock_differs instance=%s seconds=%.3f", name, hello.now_s - now_s())
         instance.hello, instance.fresh_link = hello, True
+        for model in instance.closed:  # a new agent opens all it may
+            instance.agent.send(wire.Close(model))
         instance.ready.clear()
 
     def _bar(self, instance: InstanceState) -> None:

@@ -169,6 +169,18 @@ class Void(_Message, frozen=True):
     seq: int
 
 
+class Open(_Message, frozen=True):
+    """An administrator wants the model's engine up and active, as soon as no call runs on the instance."""
+
+    model: str
+
+
+class Close(_Message, frozen=True):
+    """An administrator wants the model's engine stopped, as soon as its last call has ended. No new ones are placed."""
+
+    model: str
+
+
 class Reset(_Message, frozen=True):
     """Begin anew with this policy, once idle: a fresh scheduler, empty caches, recording from the first step on if ``record``.
 
@@ -181,4 +193,4 @@ class Reset(_Message, frozen=True):
     record: bool
 
 
-FromGateway = Lease | Forget | Void | Reset
+FromGateway = Lease | Forget | Void | Open | Close | Reset

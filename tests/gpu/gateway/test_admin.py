@@ -79,6 +79,13 @@ def test_a_closed_model_is_placed_nowhere_and_an_opened_one_again() -> None:
             assert (await made.post(CHAT, say("hi", model="m"))).status == 200
             await admin(made, "open", model="n")
             assert (await made.post(CHAT, say("hi", model="n"))).status == 200
+            await until(lambda: any(isinstance(item, wire.Open) for item in b.heard))
+            asked = [[item for item in agent.heard if isinstance(item, wire.Open | wire.Close)] for agent in (a, b)]
+            assert asked == [[wire.Close("n"), wire.Close("n"), wire.Open("n")], [wire.Close("n"), wire.Open("n")]]
+            await admin(made, "close", model="n", instance="a")
+            links = a.links
+            await a.drop_link()
+            await until(lambda: a.links > links and a.heard[-1:] == [wire.Close("n")], "an agent that comes back is told again")
 
     run(test())
 
