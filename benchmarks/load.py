@@ -94,6 +94,8 @@ class Connection(asyncio.Protocol):
         self._socket: Any = None
         self.transport: Any = None
         self.open = True
+        self._chunked = False
+        """The answer says itself where it ends."""
         self.received = bytearray()
         self.first_s = 0.0
         self.over: asyncio.Future[None] | None = None
@@ -107,7 +109,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: bytes) -> asyncio.Future[None]:
         self.received.clear()
-        self.first_s = 0.0
+        self.first_s, self._chunked = 0.0, False
         self.over = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self.over
@@ -123,7 +125,10 @@ class Connection(asyncio.Protocol):
     def _complete(self) -> bool:
         if self.received.endswith(b"\r\n0\r\n\r\n"):
             return True
+        if self._chunked:
+            return False
         head, found, _ = bytes(self.received[:4096]).partition(b"\r\n\r\n")
+        self._chunked = bool(found) and b"transfer-encoding: chunked" in head.lower()
         length = re.search(rb"(?i)content-length: *(\d+)", head)
         return bool(found and length and len(self.received) - len(head) - 4 >= int(length[1]))
 

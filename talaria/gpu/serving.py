@@ -4,12 +4,14 @@ what is not logged."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import resource
 from collections.abc import Iterator
 
 import aiohttp
-from aiohttp import http_exceptions
+from aiohttp import http_exceptions, web
+from aiohttp.abc import AbstractStreamWriter
 
 
 @contextlib.contextmanager
@@ -20,6 +22,53 @@ def client_may_go() -> Iterator[None]:
         yield
     except aiohttp.ClientConnectionResetError as error:
         raise ConnectionResetError(str(error)) from None
+
+
+class Stream:
+    """A streamed answer in chunks. ``give`` writes one without a turn of the event loop, as aiohttp's own writing would take."""
+
+    def __init__(self, request: web.BaseRequest, status: int, headers: dict[str, str]) -> None:
+        self._request = request
+        self._response = web.StreamResponse(status=status, headers=headers)
+        self._response.enable_chunked_encoding()
+        self._writer: AbstractStreamWriter | None = None
+
+    async def begin(self, data: bytes) -> None:
+        """The head and the first bytes, at once. Raises ConnectionError where the client is gone, as do the others."""
+        with client_may_go():
+            self._writer = await self._response.prepare(self._request)
+            await self._response.write(data)
+
+    def give(self, data: bytes) -> bool:
+        """Another chunk; whether more may follow before ``drained``."""
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client went away")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads too slowly."""
+        return self._request.protocol.writing_paused
+
+    async def drained(self) -> None:
+        """The client has read most of what there was."""
+        assert self._writer is not None
+        with client_may_go():
+            await self._writer.drain()
+
+    async def end(self) -> web.StreamResponse:
+        with client_may_go():
+            await self._response.write_eof()
+        return self._response
+
+
+def spare_collections() -> None:
+    """What there is once a process is up stays: the collector need not look at it again, nor after every few hundred objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def allow_many_connections() -> None:

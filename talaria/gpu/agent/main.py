@@ -22,7 +22,6 @@ from talaria.errors import InputError, unknown_name
 from talaria.gpu import config
 from talaria.gpu.agent.beliefs import capabilities_of, knobs_of, timing_of
 from talaria.gpu.agent.instance import AgentInstance
-from talaria.gpu.agent.relay import client_session
 from talaria.gpu.agent.server import AgentServer, listening
 from talaria.gpu.agent.telemetry import Outbox, Telemetry
 from talaria.gpu.engine.errors import EngineFailed
@@ -30,9 +29,14 @@ from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.engine.supervisor import Supervisor
 from talaria.gpu.protocol.agent import KEY_VARIABLE, now_s
 from talaria.gpu.protocol.engine import FromEngine
+from talaria.gpu.serving import spare_collections
 from talaria.gpu.stopping import stop_event
+from talaria.gpu.upstream import Upstream
 
 WATCH_S: Final = 1.0
+IDLE_CONNECTION_S: Final = 3.0
+"""Shorter than an engine keeps an idle connection."""
+CONNECT_S: Final = 10.0
 LOST_S: Final = 2.0
 """How long an engine may be without its connection before it is taken for broken."""
 _log = logging.getLogger("talaria.agent")
@@ -53,12 +57,13 @@ class Agent:
     async def serve(self, stop: asyncio.Event, on_port: Callable[[int], None]) -> None:
         """Until ``stop``. Raises OSError where the port cannot be had."""
         async with contextlib.AsyncExitStack() as stack:
-            http = await stack.enter_async_context(client_session())
+            calls = Upstream(IDLE_CONNECTION_S, CONNECT_S)
+            stack.callback(calls.close)
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="talaria-agent-")))
             await self._holds.start(directory / "hold")
             stack.push_async_callback(self._holds.stop)
             stack.push_async_callback(self.engines.stop)
-            server = AgentServer(http, self.engines.url, self._key, self._outbox, self._telemetry)
+            server = AgentServer(calls, self.engines.url, self._key, self._outbox, self._telemetry)
             on_port(await stack.enter_async_context(listening(server, self._config.host, self._config.port)))
             tasks = [asyncio.create_task(self._run(server)), asyncio.create_task(stop.wait())]
             try:
@@ -83,6 +88,7 @@ class Agent:
         )
         self._instance = self._telemetry.instance = instance
         server.begin(instance)
+        spare_collections()
         async with asyncio.TaskGroup() as tasks:  # an agent that cannot do one of them must not look well
             tasks.create_task(self._telemetry.heartbeats())
             tasks.create_task(self._watch(instance))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 from aiohttp import web
 
 from talaria.gpu import dialects
@@ -15,7 +14,8 @@ from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.protocol.engine import CALL_HEADER
-from talaria.gpu.serving import client_may_go
+from talaria.gpu.serving import Stream
+from talaria.gpu.upstream import Reply, Upstream, UpstreamFailed
 from talaria.policy.calls import Call
 
 LAST_WORD_S: Final = 30.0
@@ -43,21 +43,24 @@ def error_response(path: str, failure: Failure) -> web.Response:
 class Relay:
     """One call's way to its engine and back. It is the call's ``Client``."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: Callable[[str], str], request: web.BaseRequest, body: bytes) -> None:
+    def __init__(self, engines: Upstream, url: Callable[[str], str], request: web.BaseRequest, body: bytes) -> None:
         self.began = False
-        self._http, self._url = http, url
+        self._engines, self._url = engines, url
         self._request, self._body = request, body
         self._orders: asyncio.Queue[str | Failure] = asyncio.Queue()
         self._ended = asyncio.Event()
-        self._attempt: asyncio.Task[web.StreamResponse] | None = None
+        self._reply: Reply | None = None
+        self._failure: Failure | None = None
 
     def post(self, model: str) -> None:
         self._orders.put_nowait(model)
 
     def fail(self, status: int, why: str) -> None:
-        self._orders.put_nowait(Failure(status, why))
-        if self._attempt is not None:
-            self._attempt.cancel()
+        self._failure = Failure(status, why)
+        self._orders.put_nowait(self._failure)
+        self._ended.set()
+        if self._reply is not None:
+            self._reply.close()
 
     def ended(self) -> None:
         """Should the engine's answer break off now, nobody else will give one."""
@@ -76,19 +79,14 @@ class Relay:
                 order = await self._orders.get()
                 if isinstance(order, Failure):
                     return self._failed(order)
-                self._attempt = asyncio.create_task(self._forward(instance, run, order))
-                await asyncio.wait({self._attempt})
-                if not self._attempt.cancelled():  # else the next order says why
-                    try:
-                        return self._attempt.result()
-                    except (aiohttp.ClientError, EngineFailed, TimeoutError):
+                try:
+                    return await self._forward(instance, run, order)
+                except (UpstreamFailed, EngineFailed, TimeoutError):
+                    if self._failure is None:  # else that is the next order
                         instance.connection_lost(run)
         finally:
             if timer is not None:
                 timer.cancel()
-            if self._attempt is not None:
-                self._attempt.cancel()
-                await asyncio.gather(self._attempt, return_exceptions=True)
             instance.end_early(run, CLIENT_GONE, "its client went away")
 
     def _failed(self, failure: Failure) -> web.StreamResponse:
@@ -98,59 +96,46 @@ class Relay:
         return error_response(self._request.path, failure)
 
     async def _forward(self, instance: AgentInstance, run: AgentCall, model: str) -> web.StreamResponse:
-        """Post the body and pass the answer on. Raises aiohttp.ClientError where the engine breaks off, ConnectionError where the client
+        """Post the body and pass the answer on. Raises UpstreamFailed where the engine breaks off, ConnectionError where the client
         does. What comes before the first token waits for it: until then an engine may die and another try be made."""
         headers = {CALL_HEADER: run.engine_id, "content-type": "application/json", "accept-encoding": "identity"}
-        async with self._http.post(self._url(model) + self._request.path, data=self._body, headers=headers) as answer:
-            response, early = _begun_like(answer), b""
-            read = answer.content.readany
-            while chunk := await read():
-                if not self.began and run.first_token_s < 0.0:
-                    early += chunk
-                    continue
-                await self._write(response, early + chunk)
-                early = b""
-            if not run.ready:
-                instance.answered(run, answer.status)
-            async with asyncio.timeout(LAST_WORD_S):
-                await self._ended.wait()
-            await self._write(response, early)
-            with client_may_go():
-                await response.write_eof()
-            return response
+        self._reply = reply = Reply()
+        try:
+            await self._engines.post(reply, self._url(model), self._request.raw_path, headers, self._body)
+            stream = Stream(self._request, reply.status, _passed(reply)) if reply.is_stream else None
+            early = b""
+            while part := await reply.some():
+                early += part
+                if stream is not None and run.first_token_s >= 0.0:
+                    self.began = True
+                    await stream.begin(early)
+                    early = b""
+                    await reply.pass_to(stream.give, stream.drained)
+        finally:
+            reply.close()
+        if not run.ready:
+            instance.answered(run, reply.status)
+        async with asyncio.timeout(LAST_WORD_S):
+            await self._ended.wait()
+        if self._failure is not None:
+            return self._failed(self._failure)
+        if stream is not None and self.began:
+            return await stream.end()
+        self.began = True
+        return web.Response(status=reply.status, headers=_passed(reply), body=early)
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        with client_may_go():
-            if not self.began:
-                self.began = True
-                await response.prepare(self._request)
-            if data:
-                await response.write(data)
 
-
-async def pass_through(http: aiohttp.ClientSession, url: str, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+async def pass_through(engines: Upstream, url: str, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
     """A request that generates nothing: no call."""
+    reply = Reply()
     try:
-        async with http.post(url + request.path, data=body, headers={"content-type": "application/json"}) as answer:
-            headers = {name: answer.headers[name] for name in _PASSED_HEADERS if name in answer.headers}
-            return web.Response(status=answer.status, headers=headers, body=await answer.read())
-    except aiohttp.ClientError:
+        await engines.post(reply, url, request.raw_path, {"content-type": "application/json"}, body)
+        return web.Response(status=reply.status, headers=_passed(reply), body=await reply.read())
+    except UpstreamFailed:
         return error_response(request.path, Failure(503, "the engine did not answer"))
+    finally:
+        reply.close()
 
 
-def _begun_like(answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    headers = {name: answer.headers[name] for name in _PASSED_HEADERS if name in answer.headers}
-    response = web.StreamResponse(status=answer.status, headers=headers)
-    if answer.content_length is not None:
-        response.content_length = answer.content_length
-    return response
-
-
-def client_session() -> aiohttp.ClientSession:
-    """Connections to engines of this host."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-        auto_decompress=False,
-        skip_auto_headers=("user-agent", "accept"),
-    )
+def _passed(reply: Reply) -> dict[str, str]:
+    return {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}

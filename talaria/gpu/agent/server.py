@@ -23,6 +23,7 @@ from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol.engine import ABI
 from talaria.gpu.serving import log_no_contents
+from talaria.gpu.upstream import Upstream
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC, CodecError
 
@@ -36,11 +37,11 @@ class AgentServer:
     """``instance`` is None until the engines are up: the port is open before, so that a gateway sees that the agent lives."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, url: Callable[[str], str], key: str | None, outbox: Outbox, telemetry: Telemetry
+        self, calls: Upstream, url: Callable[[str], str], key: str | None, outbox: Outbox, telemetry: Telemetry
     ) -> None:  # fmt: skip
         log_no_contents()
         self.instance: AgentInstance | None = None
-        self._http, self._url, self._key = http, url, key
+        self._calls, self._url, self._key = calls, url, key
         self._outbox, self._telemetry = outbox, telemetry
         self._gateway = ""
         self._links: list[str] = []
@@ -92,7 +93,7 @@ class AgentServer:
         if call.id in instance.runs:
             return error_response(request.path, Failure(503, "a call of this number is under way"))
         try:
-            return await Relay(self._http, self._url, request, body).run(instance, call, submit.seq, submit.deadline_s)
+            return await Relay(self._calls, self._url, request, body).run(instance, call, submit.seq, submit.deadline_s)
         except ConnectionError:
             return web.Response()  # to nobody: its client is gone
 
@@ -105,7 +106,7 @@ class AgentServer:
             return error_response(request.path, Failure(404, "the model is not served here"))
         except EngineFailed:
             return error_response(request.path, Failure(503, "the model is not open here"))
-        return await pass_through(self._http, url, request, body)
+        return await pass_through(self._calls, url, request, body)
 
     # --- the link --------------------------------------------------------------------------------------------------
 

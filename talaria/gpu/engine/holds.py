@@ -107,20 +107,26 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self._read += data
-        at = 0
-        while len(self._read) - at >= 4:
-            length = int.from_bytes(self._read[at : at + 4], "big")
+        read: bytes | bytearray = data  # most often whole messages
+        if self._read:
+            self._read += data
+            read = self._read
+        at, size = 0, len(read)
+        while size - at >= 4:
+            length = int.from_bytes(read[at : at + 4], "big")
             if length > LONGEST_FRAME_BYTES:
                 return self.close()
-            if len(self._read) - at - 4 < length:
+            if size - at - 4 < length:
                 break
-            if not self._took(self._read[at + 4 : at + 4 + length]):
+            if not self._took(read[at + 4 : at + 4 + length]):
                 return self.close()
             at += 4 + length
-        del self._read[:at]
+        if read is self._read:
+            del self._read[:at]
+        else:
+            self._read += read[at:]
 
-    def _took(self, body: bytearray) -> bool:
+    def _took(self, body: bytes | bytearray) -> bool:
         """Whether the message could be read and is in order."""
         assert self._transport is not None
         if self._transport.is_closing():

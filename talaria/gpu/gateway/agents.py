@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from talaria.gpu.protocol import agent as wire
+from talaria.gpu.upstream import Upstream
 
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
@@ -45,6 +46,7 @@ class Agent:
         self.key = key
         self.connected = False
         self._gateway, self._listener = gateway, listener
+        self.calls = Upstream(IDLE_CONNECTION_S, CONNECT_S)
         self._http: aiohttp.ClientSession | None = None
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._has_url = asyncio.Event()
@@ -54,12 +56,7 @@ class Agent:
     @property
     def http(self) -> aiohttp.ClientSession:
         if self._http is None:
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-                auto_decompress=False,
-                skip_auto_headers=("user-agent", "accept-encoding", "accept"),
-            )
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S))
         return self._http
 
     def headers(self) -> dict[str, str]:
@@ -98,6 +95,7 @@ class Agent:
             wait_s = min(LONGEST_RETRY_S, 2.0 * wait_s)
 
     async def close(self) -> None:
+        self.calls.close()
         if self._http is not None:
             await self._http.close()
 

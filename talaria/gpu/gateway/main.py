@@ -19,6 +19,7 @@ from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.metrics import Metrics
 from talaria.gpu.gateway.server import GatewayServer
 from talaria.gpu.gateway.settings import Settings
+from talaria.gpu.serving import spare_collections
 from talaria.gpu.stopping import stop_event
 from talaria.policy.knobs import Knobs
 
@@ -75,9 +76,10 @@ async def gateway(
     tasks = [asyncio.create_task(_watch(dispatcher))]
     try:
         agents = _agents(config, dispatcher)
-        children = [Child(agent, config, agent_command) for agent in agents if agent.url is None]
+        children = [Child(agent, lambda: admin.config, agent_command) for agent in agents if agent.url is None]
         tasks += [asyncio.create_task(child.run()) for child in children]
         tasks += [asyncio.create_task(agent.run()) for agent in agents]
+        spare_collections()
         host = f"[{config.gateway.host}]" if ":" in config.gateway.host else config.gateway.host
         yield f"http://{host}:{runner.addresses[0][1]}"
     finally:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import aiohttp
 from aiohttp import web
@@ -22,6 +21,7 @@ from talaria.gpu.gateway.dispatch import Dispatcher
 from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.sessions import session_of
 from talaria.gpu.protocol.agent import SUBMIT_HEADER, now_s
+from talaria.gpu.upstream import Reply, UpstreamFailed
 from talaria.policy.snapshot import Residency
 
 _log = logging.getLogger("talaria.gateway")
@@ -33,22 +33,6 @@ LAST_WORD_S: Final = 1.0
 LONGEST_BODY_S: Final = 120.0
 """How long a request's body may take to arrive: meanwhile it counts as in flight."""
 _PASSED_HEADERS: Final = ("content-type", "retry-after")
-
-
-class Upstream(NamedTuple):
-    """An agent's answer: whole, or a stream with its first bytes."""
-
-    response: aiohttp.ClientResponse
-    is_stream: bool
-    body: bytes
-
-
-class _Gone(Exception):
-    """The instance did not answer; ``arrived``: it may have had the call."""
-
-    def __init__(self, why: str, *, arrived: bool) -> None:
-        super().__init__(why)
-        self.arrived = arrived
 
 
 class Relay:
@@ -107,11 +91,11 @@ class Relay:
     async def _counted(self, asked: requests.ClientRequest) -> web.StreamResponse:
         for instance in self._holders(asked.model):
             try:
-                got = await self._post(asked, instance, {})
-            except _Gone:
+                got, body = await self._post(asked, instance, {})
+            except UpstreamFailed:
                 continue
-            if got.response.status != 503:
-                return web.Response(status=got.response.status, headers=_passed(got.response), body=got.body)
+            if got.status != 503:
+                return web.Response(status=got.status, headers=_passed(got), body=body)
         raise Problem(503, f"no instance that serves {asked.model!r} is there", kind="overloaded", retry_after_s=5.0)
 
     def _holders(self, model: str) -> list[InstanceState]:
@@ -121,36 +105,33 @@ class Relay:
 
     async def _answer(self, asked: requests.ClientRequest, live: LiveCall, answer: Answer) -> tuple[web.StreamResponse, str, str]:
         """Returns the answer as it was sent, the outcome and why it failed."""
-        reaching = self._reach(asked, live)
-        got = await (_with_keep_alives(reaching, answer, self._dispatcher.settings.limits.keep_alive_s) if asked.stream else reaching)
+        if asked.stream:
+            answer.expected()
+        got, body = await self._reach(asked, live)
         if got.is_stream:
-            return await self._pass_on(got, live, answer)
-        status = got.response.status
+            return await self._pass_on(got, body, live, answer)
         await self._dispatcher.last_word(live, LAST_WORD_S)
-        outcome, why = ("completed", "") if status < 400 else ("failed", f"status {status}")
-        if answer.began or (status >= 400 and got.response.content_type != "application/json"):  # an engine's own fault says little
-            response = await answer.fail(Problem(status, message_of(got.body)))
+        outcome, why = ("completed", "") if got.status < 400 else ("failed", f"status {got.status}")
+        if answer.began or (got.status >= 400 and got.content_type != "application/json"):  # an engine's own fault says little
+            response = await answer.fail(Problem(got.status, message_of(body)))
         else:
-            response = await answer.whole(status, _passed(got.response), got.body)
+            response = await answer.whole(got.status, _passed(got), body)
         return response, outcome, why
 
-    async def _pass_on(self, got: Upstream, live: LiveCall, answer: Answer) -> tuple[web.StreamResponse, str, str]:
-        read = got.response.content.readany
+    async def _pass_on(self, got: Reply, first: bytes, live: LiveCall, answer: Answer) -> tuple[web.StreamResponse, str, str]:
         try:
-            await answer.write(got.body)
-            while chunk := await read():
-                await answer.write(chunk)
-        except aiohttp.ClientError:
+            await answer.write(first)
+            await got.pass_to(answer.give, answer.drained)
+        except UpstreamFailed:
             problem = Problem(502, "the engine's answer broke off")
             return await answer.fail(problem), "failed", problem.message
         finally:
-            if not got.response.content.at_eof():  # else its connection is free already
-                got.response.close()
+            got.close()
         await self._dispatcher.last_word(live, LAST_WORD_S)
         return await answer.end(), "completed", ""
 
-    async def _reach(self, asked: requests.ClientRequest, live: LiveCall) -> Upstream:
-        """An instance's answer, after as many placements as it takes. Raises Problem if there is none."""
+    async def _reach(self, asked: requests.ClientRequest, live: LiveCall) -> tuple[Reply, bytes]:
+        """An instance's answer, whole or a stream with its first bytes, after as many placements as it takes. Raises Problem."""
         dispatcher, wait_s, last = self._dispatcher, FIRST_BACKOFF_S, ""
         for attempt in range(MOST_ATTEMPTS):
             if attempt:
@@ -159,68 +140,45 @@ class Relay:
             instance = await dispatcher.place(live)
             try:
                 got = await self._submit(asked, live, instance)
-            except _Gone as gone:
+            except UpstreamFailed as gone:
                 _log.warning("event=not_taken call=%d instance=%s why=%s", live.id, instance.agent.name, gone)
                 dispatcher.lost(live, arrived=gone.arrived)
                 if not gone.arrived:
                     dispatcher.distrust(instance)
                 last = f"instance {instance.agent.name} did not answer"
                 continue
-            if got.response.status != 503 or attempt == MOST_ATTEMPTS - 1:
+            if got[0].status != 503 or attempt == MOST_ATTEMPTS - 1:
                 return got
             dispatcher.lost(live, arrived=False)
             dispatcher.distrust(instance)
         raise Problem(502, last, kind="no_instance", retry_after_s=2.0)
 
-    async def _submit(self, asked: requests.ClientRequest, live: LiveCall, instance: InstanceState) -> Upstream:
-        """Raises _Gone where no byte of an answer came, or where nothing is heard of the instance any more and another can answer."""
+    async def _submit(self, asked: requests.ClientRequest, live: LiveCall, instance: InstanceState) -> tuple[Reply, bytes]:
+        """Raises UpstreamFailed where no byte of an answer came, or the instance is silent and another can answer."""
         headers = {SUBMIT_HEADER: self._dispatcher.submission(live, instance)}
         try:
             async with asyncio.timeout(None) as live.unanswered:
                 return await self._post(asked, instance, headers)
         except TimeoutError:
-            raise _Gone("silent", arrived=True) from None
+            raise UpstreamFailed("silent", arrived=True) from None
         finally:
             live.unanswered = None
 
-    async def _post(self, asked: requests.ClientRequest, instance: InstanceState, headers: dict[str, str]) -> Upstream:
-        """Raises _Gone where no byte of an answer came."""
-        agent = instance.agent
+    async def _post(self, asked: requests.ClientRequest, instance: InstanceState, headers: dict[str, str]) -> tuple[Reply, bytes]:
+        """Raises UpstreamFailed where no byte of an answer came."""
+        agent, reply = instance.agent, Reply()
         if agent.url is None:
-            raise _Gone("no address", arrived=False)
+            raise UpstreamFailed("no address", arrived=False)
         sent = {**agent.headers(), "content-type": "application/json", **headers}
         try:
-            response = await agent.http.post(agent.url + asked.endpoint.path, data=asked.body, headers=sent)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _Gone(str(error), arrived=False) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise _Gone(str(error), arrived=True) from None
-        is_stream = response.status == 200 and response.content_type == "text/event-stream"
-        try:
-            body = await (response.content.readany() if is_stream else response.read())
-            if is_stream and not body:
-                raise _Gone("an empty stream", arrived=True)
-        except (aiohttp.ClientError, OSError) as error:
-            raise _Gone(str(error), arrived=True) from None
+            await agent.calls.post(reply, agent.url, asked.endpoint.path, sent, asked.body)
+            body = await (reply.some() if reply.is_stream else reply.read())
+            if reply.is_stream and not body:
+                raise UpstreamFailed("an empty stream", arrived=True)
         except BaseException:
-            response.close()
+            reply.close()
             raise
-        return Upstream(response, is_stream, body)
-
-
-async def _with_keep_alives(reaching: Coroutine[Any, Any, Upstream], answer: Answer, keep_alive_s: float) -> Upstream:
-    """What ``reaching`` finds; meanwhile the client hears that it is not forgotten."""
-    task = asyncio.ensure_future(reaching)
-    try:
-        while not (await asyncio.wait((task,), timeout=keep_alive_s))[0]:
-            await answer.keep_alive()
-    except BaseException:
-        task.cancel()
-        await asyncio.wait((task,))
-        if not task.cancelled() and task.exception() is None:  # the answer began as its client left
-            task.result().response.close()
-        raise
-    return task.result()
+        return reply, body
 
 
 async def read_body(request: web.BaseRequest, most: int) -> bytes:
@@ -246,5 +204,5 @@ async def read_body(request: web.BaseRequest, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _passed(response: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
+def _passed(reply: Reply) -> dict[str, str]:
+    return {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}

@@ -1,0 +1,212 @@
+"""``talaria.gpu.upstream`` against a server that says exactly what it is told to, split wherever it likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from talaria.gpu.upstream import Reply, Upstream, UpstreamFailed
+
+TEST_S = 30.0
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"5\r\nhello\r\n7;x=y\r\n, world\r\n0\r\n\r\n"
+)
+
+
+class Server:
+    """Answers every request with ``parts``, one write each; ``connections`` counts those that came."""
+
+    def __init__(self, parts: list[bytes], *, close: bool = False) -> None:
+        self.parts, self.close, self.connections, self.url = parts, close, 0, ""
+        self.requests: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                for part in self.parts:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if self.close:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def served(server: Server) -> AsyncIterator[Upstream]:
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    upstream = Upstream(idle_s=60.0, connect_s=5.0)
+    try:
+        async with listener:
+            yield upstream
+            upstream.close()
+    finally:
+        upstream.close()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, TEST_S))
+
+
+async def ask(upstream: Upstream, server: Server, read: Callable[[Reply], Coroutine[Any, Any, bytes]] = Reply.read) -> tuple[Reply, bytes]:
+    reply = Reply()
+    await upstream.post(reply, server.url, "/v1/x", {"x-name": "value"}, b"body")
+    return reply, await read(reply)
+
+
+async def passed(reply: Reply) -> bytes:
+    """As ``pass_to`` hands it over, to a reader who is full after every piece."""
+    got, waits = [], []
+
+    def take(data: bytes) -> bool:
+        got.append(data)
+        return False
+
+    async def drained() -> None:
+        waits.append(len(got))
+        await asyncio.sleep(0)
+
+    await reply.pass_to(take, drained)
+    assert len(waits) == len(got)
+    return b"".join(got)
+
+
+@pytest.mark.parametrize("read", [Reply.read, passed])
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (CHUNKED, b"hello, world"),
+        (CHUNKED.replace(b"0\r\n\r\n", b"0\r\nx-trailer: y\r\n\r\n"), b"hello, world"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", b"hello"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", b""),
+    ],
+)
+def test_an_answer_is_read_wherever_it_is_split_and_its_connection_is_kept(
+    answer: bytes, body: bytes, read: Callable[[Reply], Coroutine[Any, Any, bytes]]
+) -> None:
+    async def test() -> None:
+        server = Server([])
+        async with served(server) as upstream:
+            for cut in range(0, len(answer), 3):
+                server.parts = [answer[:cut], answer[cut : cut + 1], answer[cut + 1 :]]
+                reply, got = await ask(upstream, server, read)
+                assert got == body and reply.complete
+            assert server.connections == 1
+            assert server.requests[0].startswith(b"POST /v1/x HTTP/1.1\r\n") and server.requests[0].endswith(b"\r\n\r\nbody")
+
+    run(test())
+
+
+def test_bytes_one_by_one() -> None:
+    async def test() -> None:
+        server = Server([bytes([byte]) for byte in CHUNKED])
+        async with served(server) as upstream:
+            reply, got = await ask(upstream, server)
+            assert got == b"hello, world" and reply.is_stream
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CHUNKED[:-1],
+        CHUNKED[:-20],
+        b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"",
+        b"not HTTP at all\r\n\r\n",
+        CHUNKED.replace(b"7;x=y", b"-7"),
+        CHUNKED.replace(b"hello", b"hell"),
+    ],
+)
+def test_an_answer_that_breaks_off_or_makes_no_sense_may_have_arrived(answer: bytes) -> None:
+    async def test() -> None:
+        server = Server([answer], close=True)
+        async with served(server) as upstream:
+            with pytest.raises(UpstreamFailed) as failed:
+                await ask(upstream, server)
+            assert failed.value.arrived
+
+    run(test())
+
+
+def test_an_answer_without_length_ends_with_its_connection() -> None:
+    async def test() -> None:
+        server = Server([b"HTTP/1.0 200 OK\r\n\r\n", b"hello"], close=True)
+        async with served(server) as upstream:
+            assert (await ask(upstream, server))[1] == b"hello"
+
+    run(test())
+
+
+def test_a_connection_that_was_closed_or_is_not_to_be_kept_is_not_used_again() -> None:
+    async def test() -> None:
+        server = Server([b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"])
+        async with served(server) as upstream:
+            for _ in range(3):
+                assert (await ask(upstream, server))[1] == b"ok"
+            assert server.connections == 3
+
+    run(test())
+
+
+def test_nobody_there_is_no_arrival() -> None:
+    async def test() -> None:
+        server = Server([])
+        async with served(server):
+            pass
+        upstream = Upstream(idle_s=60.0, connect_s=5.0)
+        with pytest.raises(UpstreamFailed) as failed:
+            await ask(upstream, server)
+        assert not failed.value.arrived
+
+    run(test())
+
+
+def test_closing_ends_whoever_waits() -> None:
+    async def test() -> None:
+        server = Server([CHUNKED[:-20]])
+        async with served(server) as upstream:
+            reply = Reply()
+            await upstream.post(reply, server.url, "/", {}, b"")
+            reading = asyncio.create_task(reply.read())
+            await asyncio.sleep(0)
+            reply.close()
+            with pytest.raises(UpstreamFailed):
+                await reading
+
+    run(test())
+
+
+def test_what_a_reader_raises_ends_the_passing() -> None:
+    async def test() -> None:
+        server = Server([CHUNKED[:-20], CHUNKED[-20:]])
+
+        def gone(data: bytes) -> bool:
+            raise ConnectionResetError
+
+        async def drained() -> None:
+            raise AssertionError
+
+        async with served(server) as upstream:
+            reply = Reply()
+            await upstream.post(reply, server.url, "/", {}, b"")
+            with pytest.raises(ConnectionResetError):
+                await reply.pass_to(gone, drained)
+            reply.close()
+
+    run(test())
