@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from talaria.errors import InputError
+from talaria.gpu.agent.beliefs import knobs_of
 from talaria.gpu.config import ClusterConfig, is_loopback
 from talaria.gpu.dialects import Problem
 from talaria.gpu.gateway.dispatch import Dispatcher
@@ -34,7 +35,10 @@ class Admin:
     """``reload`` reads the cluster file again; None where the gateway was not started from one."""
 
     def __init__(self, dispatcher: Dispatcher, config: ClusterConfig, knobs: Knobs, reload: Callable[[], ClusterConfig] | None) -> None:
-        self._dispatcher, self._config, self._knobs, self._reload = dispatcher, config, knobs, reload
+        self.config = config
+        """The file as of the last reload."""
+        self._dispatcher, self._knobs, self._reload = dispatcher, knobs, reload
+        self._decides = (config.policy.router, config.policy.session_prefill, knobs_of(config.policy))
         self._reader: Recording | None = None
 
     def routes(self) -> list[tuple[str, str, Handler]]:
@@ -125,41 +129,50 @@ class Admin:
     # --- configuration ---------------------------------------------------------------------------------------------
 
     async def _reload_settings(self, request: web.BaseRequest) -> web.Response:
-        """Keys, aliases, limits and the default model at once; what else differs from the start is named and waits for a restart."""
+        """Keys, aliases, limits and the default model at once, policy knobs on an idle gateway; all of it or, with a reason, nothing."""
         await self._body(request)
         if self._reload is None:
             raise Problem(409, "the gateway was not started from a file")
         try:
             config = self._reload()
-            settings = Settings(config)
+            settings, knobs = Settings(config), knobs_of(config.policy)
         except InputError as error:
             raise Problem(400, str(error)) from None
         self._check_applicable(config)
+        policy = config.policy
+        decides = (policy.router, policy.session_prefill, knobs)
+        if decides != self._decides:
+            await self._dispatcher.reset(policy.router, knobs, policy.session_prefill, None, RESET_S)
+            self._knobs = knobs
+        applied = ["keys", "aliases", "limits", "default_model", *(["policy"] if decides != self._decides else [])]
         settings.models = self._dispatcher.settings.models
-        self._dispatcher.settings = settings
+        self._dispatcher.settings, self.config, self._decides = settings, config, decides
         self._dispatcher.book.idle_s = settings.limits.session_idle_s
-        started = self._config
-        waits = [name for name in ("models", "instances", "engine", "policy") if getattr(started, name) != getattr(config, name)]
-        waits += ["gateway address"] if _address(started) != _address(config) else []
-        _log.info("event=reload restart=%s", ",".join(waits) or "-")
-        return _json({"applied": ["keys", "aliases", "limits", "default_model"], "needs_restart": waits})
+        _log.info("event=reload applied=%s", ",".join(applied))
+        return _json({"applied": applied})
 
     def _check_applicable(self, config: ClusterConfig) -> None:
-        """Models and address stay what they were at the start. Raises Problem where the new settings do not go with them."""
+        """Raises Problem where the file changes what only a restart can, or the new settings do not go with what runs."""
+        started = self.config
+        fixed = [name for name in ("models", "instances", "engine") if getattr(started, name) != getattr(config, name)]
+        fixed += ["policy.profile"] if started.policy.profile != config.policy.profile else []
+        fixed += ["gateway.host or gateway.port"] if _address(started) != _address(config) else []
+        if fixed:
+            raise Problem(409, f"nothing was applied: {', '.join(fixed)} cannot change while the gateway runs; restart it")
         gateway, running = config.gateway, self._dispatcher.settings.models
         named = [*gateway.aliases.values(), *([gateway.default_model] if gateway.default_model else [])]
         unknown = sorted({model for model in named if model not in running})
         if unknown:
             raise Problem(409, f"aliases or default_model name models that need a restart first: {', '.join(unknown)}")
-        if not gateway.keys and not is_loopback(self._config.gateway.host):
-            raise Problem(409, f"without keys the gateway must not go on listening at {self._config.gateway.host}: restart it")
+        if not gateway.keys and not is_loopback(self.config.gateway.host):
+            raise Problem(409, f"without keys the gateway must not go on listening at {self.config.gateway.host}: restart it")
 
     # --- measured runs ---------------------------------------------------------------------------------------------
 
     async def _reset(self, request: web.BaseRequest) -> web.Response:
         """A fresh router, fresh slot schedulers and empty caches on all instances; recorded from the first step if asked."""
         document = await self._body(request, "router", "knobs", "session_prefill", "record")
-        router = document.get("router", self._config.policy.router)
+        router = document.get("router", self.config.policy.router)
         if not isinstance(router, str) or router not in ROUTERS:
             raise Problem(400, f"no such router; there are: {', '.join(ROUTERS)}")
         values, prefill, record = document.get("knobs", {}), document.get("session_prefill", True), document.get("record", False)

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from talaria.gpu.config import ClusterConfig
@@ -30,11 +31,10 @@ _log = logging.getLogger("talaria.gateway")
 
 
 class Child:
-    """Supervises the agent of one instance; ``command`` is followed by the instance's name."""
+    """Supervises the agent of one instance; ``command`` is followed by the instance's name. Each life begins with ``config`` as it is."""
 
-    def __init__(self, agent: Agent, config: ClusterConfig, command: tuple[str, ...] = COMMAND) -> None:
-        self._agent, self._command = agent, command
-        self._cluster = json.dumps(config.model_dump(mode="json", by_alias=True)).encode() + b"\n"
+    def __init__(self, agent: Agent, config: Callable[[], ClusterConfig], command: tuple[str, ...] = COMMAND) -> None:
+        self._agent, self._config, self._command = agent, config, command
         self._process: asyncio.subprocess.Process | None = None
         agent.key = secrets.token_urlsafe(32)
 
@@ -73,7 +73,7 @@ class Child:
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(ConnectionError):
-            process.stdin.write(self._cluster)
+            process.stdin.write(json.dumps(self._config().model_dump(mode="json", by_alias=True)).encode() + b"\n")
             await process.stdin.drain()
         port = _port(await process.stdout.readline())
         if port is not None:

@@ -103,16 +103,42 @@ def test_a_reload_changes_keys_aliases_and_limits_at_once() -> None:
             assert (await made.post(CHAT, say("hi", model="alias"))).status == 404
             new.update(aliases={"alias": "m"}, limits={"body_bytes": 1024})
             answer = await admin(made, "reload")
-            assert answer["needs_restart"] == []
+            assert answer["applied"] == ["keys", "aliases", "limits", "default_model"]
             assert (await made.post(CHAT, say("hi", model="alias"))).status == 200
             assert (await made.post(CHAT, say("x" * 2000))).status == 413
-            new.update(keys=[{"name": "k", "key": {"value": "sk"}}], policy={"knobs": {"tau": 2.0}})
-            assert (await admin(made, "reload"))["needs_restart"] == ["policy"]
-            assert (await admin(made, "reload"))["needs_restart"] == ["policy"], "until the restart"
+            new.update(keys=[{"name": "k", "key": {"value": "sk"}}])
+            await admin(made, "reload")
             assert (await made.post(CHAT, say("hi"))).status == 401
             new.update(keys=[{"name": "k", "key": {"env": "TALARIA_NOT_SET"}}])
             refused = await made.post("/admin/reload", {}, ADMIN)
             assert refused.status == 400 and "TALARIA_NOT_SET" in (await refused.json())["error"]["message"]
+
+    run(test())
+
+
+def test_a_reload_gives_router_and_agents_new_knobs_when_no_call_is_open() -> None:
+    async def test() -> None:
+        agent, gate, new = FakeAgent("a"), asyncio.Event(), {"policy": {"knobs": {"tau": 2.0}}}
+        await agent.start()
+
+        async def hold(submitted: Submitted) -> None:
+            await gate.wait()
+
+        agent.before = hold
+        async with rig(agent, reload=lambda: cluster_of((agent,), aliases={"alias": "m"}, **new)) as made:
+            call = asyncio.create_task(made.post(CHAT, say("hi")))
+            await until(lambda: bool(agent.submitted))
+            assert (await made.post("/admin/reload", {}, ADMIN)).status == 409
+            gate.set()
+            assert (await call).status == 200
+            await made.settled()
+            assert (await made.post(CHAT, say("hi", model="alias"))).status == 404, "nothing of the refused reload is in force"
+            assert "policy" in (await admin(made, "reload"))["applied"]
+            (reset,) = (item for item in agent.heard if isinstance(item, wire.Reset))
+            assert b'"tau_s":2.0' in reset.knobs
+            assert (await made.post(CHAT, say("hi", model="alias"))).status == 200
+            await until(lambda: any(isinstance(item, wire.Lease) and item.expires_s for item in agent.heard))
+            assert "policy" not in (await admin(made, "reload"))["applied"], "it is in force already"
 
     run(test())
 
@@ -133,9 +159,13 @@ def test_a_reload_that_does_not_go_with_what_runs_changes_nothing() -> None:
             assert (await made.post("/admin/reload", {}, ADMIN)).status == 409
             assert (await made.post(CHAT, say("hi"))).status == 401
             agents = (agent, other)
-            new.update(keys=[{"name": "k", "key": {"value": "sk"}}], aliases={"new": "later"})
+            new.update(host="0.0.0.0", keys=[{"name": "k", "key": {"value": "other"}}], policy={"knobs": {"tau": 2.0}})
             refused = await made.post("/admin/reload", {}, ADMIN)
-            assert refused.status == 409 and "later" in (await refused.json())["error"]["message"]
+            assert refused.status == 409
+            said = (await refused.json())["error"]["message"]
+            assert said == "nothing was applied: models, instances cannot change while the gateway runs; restart it"
+            assert (await made.post(CHAT, say("hi"), {"authorization": "Bearer sk"})).status == 200, "nor did the keys change"
+            assert not any(isinstance(item, wire.Reset) for item in agent.heard)
 
     run(test())
 
