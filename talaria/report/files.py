@@ -25,7 +25,8 @@ from talaria.report.record import RunRecord
 from talaria.report.schema import read_run_document
 
 OUR_FILES = (
-    "*.parquet", "run.json", "compare.json", "sweep.json", "validation.json", "report.html", "timeline.json", "decisions.jsonl", "*.png",
+    "*.parquet", "run.json", "compare.json", "sweep.json", "reproduce.json", "validation.json", "report.html", "timeline.json",
+    "decisions.jsonl", "*.png",
 )  # fmt: skip
 """What a directory may hold to be replaced by a new one; anything else in it belongs to somebody."""
 

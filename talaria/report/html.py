@@ -84,7 +84,7 @@ def _pictures(document: Document, records: Sequence[RunRecord]) -> list[Picture]
     runs, first = {document["config"]: records}, records[0]
     shown = f"seed {first.seed}" if len(records) > 1 else "this run"
     pictures = [
-        _picture(
+        picture(
             "Latency",
             "Left: completion times of sessions whose calls all completed. Right: time to first token from the intended enqueue, so "
             "every admission delay counts.",
@@ -93,20 +93,21 @@ def _pictures(document: Document, records: Sequence[RunRecord]) -> list[Picture]
     ]
     if len(first.rounds):
         caption = f"Where the cold instances' rounds of {shown} went. Bars stack to the mean round length of their stretch of time."
-        pictures.append(_picture("Rounds", caption, figures.round_composition(first, _round_bound_s(document))))
+        pictures.append(picture("Rounds", caption, figures.round_composition(first, _round_bound_s(document))))
     if any(len(record.switches) for record in records):
         caption = "A logical switch lasts as long as its slowest rank and has the path of its worst one. Opens are left out."
-        pictures.append(_picture("Switches", caption, figures.switch_latency(runs)))
+        pictures.append(picture("Switches", caption, figures.switch_latency(runs)))
     if first.hbm_samples is not None and len(first.hbm_samples):
         caption = (
             f"What {shown} kept in memory, on the instance where that grew largest. Reserved: the managed buffer, whatever it holds, "
             "and the residue of opened models; the most of any instance."
         )
-        pictures.append(_picture("Memory", caption, figures.hbm_footprint(first)))
+        pictures.append(picture("Memory", caption, figures.hbm_footprint(first)))
     return pictures
 
 
-def _picture(title: str, caption: str, figure: Any) -> Picture:
+def picture(title: str, caption: str, figure: Any) -> Picture:
+    """A matplotlib figure as a picture of a page."""
     encoded = base64.b64encode(to_svg(figure).encode()).decode()
     return Picture(title, caption, f"data:image/svg+xml;base64,{encoded}")
 
