@@ -29,6 +29,7 @@ from talaria.gpu.kv.mirror import KvMirror
 from talaria.gpu.protocol.engine import ABI, Hello
 
 _READY_POLL_S: Final = 0.2
+"""SGLang's server tells nobody when it is ready: it can only be asked."""
 
 
 class EngineState(Enum):

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _POLICY: Final = BackoffPolicy()
 _DRAIN_S: Final = 5.0
 _DRAIN_POLL_S: Final = 0.02
+"""SGLang tells nobody when it has become idle: a flush that succeeds is the test."""
 _RESIDENCY: Final = {EngineState.PARKED: Residency.PARKED, EngineState.SWITCHING: Residency.PARKED, EngineState.ACTIVE: Residency.ACTIVE}
 
 

@@ -149,7 +149,7 @@ class Client:
             raise InputError(f"cannot be read: {error}", where=url, fix="is the gateway up?") from None
 
     async def _reading(self, url: str, headers: dict[str, str]) -> aiohttp.ClientResponse:
-        """The answer. A gateway takes a moment to see that its last reader has gone."""
+        """The answer. A gateway takes a moment to see that its last reader has gone, and tells nobody: it is asked again."""
         until_s = now_s() + READER_GONE_S
         while True:
             response = await self._http.get(url, headers=headers)

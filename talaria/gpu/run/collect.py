@@ -6,6 +6,7 @@ recording's beginning.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -61,6 +62,8 @@ class Collector:
         """Where each line's last call was served."""
         self._rounds: dict[str, int] = {}
         self._issued = self._rows = 0
+        self.news = asyncio.Event()
+        """Set when the gateway has reported a call."""
         self.wrong: Counter[str] = Counter()
         """What calls were that did not come out as the trace says, and how many."""
 
@@ -106,6 +109,7 @@ class Collector:
             case records.DecisionLine():
                 self._log.line(item.line)
             case records.CallRow():
+                self.news.set()
                 half = self._halves.pop(item.call, None)
                 if isinstance(half, tuple):
                     self._row(*half, item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,9 +126,11 @@ async def _send_all(replaying: Coroutine[Any, Any, None], collector: Collector) 
         await replaying
     except BaseExceptionGroup as group:
         raise _first(group) from None
-    until = time.monotonic() + SETTLE_S
-    while collector.open_calls and time.monotonic() < until:
-        await asyncio.sleep(0.02)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            while collector.open_calls:
+                collector.news.clear()
+                await collector.news.wait()
 
 
 def _first(error: BaseException) -> BaseException:

@@ -55,6 +55,7 @@ def gateway(config: ClusterConfig, waiting: Callable[[str], None]) -> Iterator[E
 
 
 def _until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float, log_path: Path) -> None:
+    """A process of its own, which can only be asked. Raises GatewayFailed."""
     until_s = time.monotonic() + timeout_s
     while not _is_ready(url):
         if process.poll() is not None:
