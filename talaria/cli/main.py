@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "talaria.cli.run",
     "compare": "talaria.cli.compare",
     "sweep": "talaria.cli.sweep",
+    "reproduce": "talaria.cli.reproduce",
     "trace": "talaria.cli.trace",
     "profile": "talaria.cli.profile",
     "scenarios": "talaria.cli.listing",
