@@ -117,6 +117,7 @@ class Findings:
     records: dict[Experiment, list[RunRecord]] = field(default_factory=dict)
     draws: dict[str, list[Draw]] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
+    """What the first seed warns of, each sentence once."""
 
     def estimate(self, key: Experiment | str, name: str) -> Estimate:
         """Mean and spread over seeds of one measure."""
@@ -195,7 +196,8 @@ class Campaign:
         for outcome in self._outcomes[: finished * len(self._keys)]:
             key = outcome.job.key
             found.values.setdefault(key, []).append(outcome.values)
-            found.warnings.update(dict.fromkeys(outcome.warnings))
+            if outcome.job.seed == self._seeds[0]:
+                found.warnings.update(dict.fromkeys(outcome.warnings))
             if isinstance(outcome.kept, Draw) and isinstance(key, str):
                 found.draws.setdefault(key, []).append(outcome.kept)
             if isinstance(key, Experiment) and outcome.sct_s is not None:

@@ -35,15 +35,16 @@ def regime(draws: Sequence[Draw], published: Mapping[str, Mapping[str, float]]) 
     """Depth of sessions, gaps and prompts of the generated corpus as cumulative shares; ``published`` percentiles by panel."""
     figure, axes_of = panels(3)
     shown = (
-        ("depth", "calls a session", [draw.depths for draw in draws]),
-        ("gap_s", "gap, s", [draw.gaps_s for draw in draws]),
-        ("prompt_tokens", "prompt, tokens", [draw.prompt_tokens for draw in draws]),
+        ("depth", "calls a session", (1, 10, 100), [draw.depths for draw in draws]),
+        ("gap_s", "gap, s", (0.1, 1, 10, 100), [draw.gaps_s for draw in draws]),
+        ("prompt_tokens", "prompt, tokens", (20_000, 50_000, 100_000), [draw.prompt_tokens for draw in draws]),
     )
-    for axes, (name, label, parts) in zip(axes_of, shown, strict=True):
+    for axes, (name, label, ticks, parts) in zip(axes_of, shown, strict=True):
         _cdf(axes, parts, SERIES[0])
         for percentile, value in published[name].items():
             _mark(axes, value, {"p50": 0.5, "p95": 0.95, "max": 1.0}[percentile])
-        axes.set(xlabel=label, xscale="log", ylim=(0, 1.03))
+        axes.set(xlabel=label, ylim=(0, 1.03))
+        _log_axis(axes, ticks)
     axes_of[0].set(title="Regime of the generated corpus", ylabel="share")
     return figure
 
@@ -74,7 +75,8 @@ def placement_ttft(found: Findings, marks: Marks) -> Any:
                 value = marks.get((Experiment(scenario, router), f"ttft_p{percent}_s"))
                 if value is not None:
                     _mark(axes, value, percent / 100, SERIES[number])
-        axes.set(title=f"{load} load", xlabel="TTFT, schedule-aware, s", xscale="log", ylim=(0, 1.03))
+        axes.set(title=f"{load} load", xlabel="TTFT, schedule-aware, s", ylim=(0, 1.03))
+        _log_axis(axes, (0.01, 0.1, 1, 10))
     axes_of[0].set_ylabel("share of calls")
     axes_of[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
     return figure
@@ -93,6 +95,7 @@ def placement_opens(found: Findings, marks: Marks) -> Any:
             if (value := marks.get((key, "avoidable_opens"))) is not None:
                 _mark(axes, place, value)
     axes.set(title="Avoidable cold opens", ylabel="opens in 120 calls")
+    axes.set_ylim(bottom=-1)
     axes.set_xticks(range(len(LOADS)), [f"{load} load" for load in LOADS])
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper left")
@@ -126,6 +129,7 @@ def session_prefill(found: Findings, configs: Sequence[str]) -> Any:
     events.legend(loc="upper left")
     for axes in (rate, events):
         axes.set_xticks(at, configs, rotation=15)
+        axes.set_ylim(bottom=0)
         axes.grid(axis="x", visible=False)
     return figure
 
@@ -169,6 +173,14 @@ def _cdf(axes: Any, parts: Sequence[Array], colour: str, label: str | None = Non
     values = np.sort(np.concatenate(parts))
     places = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).astype(int))
     axes.step(values[places], (places + 1) / len(values), where="post", color=colour, label=label)
+
+
+def _log_axis(axes: Any, ticks: Sequence[float]) -> None:
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _mark(axes: Any, x: float, y: float, colour: str = INK) -> None:

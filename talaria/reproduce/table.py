@@ -86,7 +86,7 @@ def _numbers(document: Document, places: dict[str, int]) -> Iterator[Any]:
             table.add_column(heading, justify=justify, width=width, overflow="fold")
         for row in document["numbers"]:
             if row["group"] == name:
-                notes = " ".join(f"\\[{places[key]}]" for key in row["notes"])
+                notes = "".join(f"\\[{places[key]}]" for key in row["notes"])
                 table.add_row(row["name"], published_text(row), simulated_text(row), error_text(row), notes)
         yield table
 
@@ -94,7 +94,7 @@ def _numbers(document: Document, places: dict[str, int]) -> Iterator[Any]:
 def _errors(document: Document) -> Any:
     table = _table()
     table.add_column("of")
-    for heading in ("results", "no error", "median", "mean", "worst"):
+    for heading in ("results", "undefined", "median", "mean", "worst"):
         table.add_column(heading, justify="right")
     for row in document["errors"]:
         shares = [share_text(row[name]) for name in ("median", "mean", "worst")]
