@@ -47,7 +47,7 @@ def _cells(row: Document, places: dict[str, int]) -> dict[str, str]:
         "published": table.published_text(row),
         "simulated": table.simulated_text(row),
         "error": table.error_text(row),
-        "by": ", ".join(f"{key} {value}" for key, value in (row["by"] or {}).items()),
+        "by": ", ".join(f"{key} {value}" for key, value in (row["by"] or {}).items() if key != "given"),
         "notes": " ".join(f"[{places[key]}]" for key in row["notes"]),
     }
 
