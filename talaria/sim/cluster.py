@@ -25,18 +25,14 @@ from talaria.report.record import (
     FLAG_SAME_INSTANCE,
     FLAG_SP,
     FLAG_WARMUP,
-    KV_DEVICE,
-    KV_HOST,
     KV_MISSING,
     NO_INSTANCE,
-    NO_MODEL,
     OUTCOMES,
-    PATHS,
-    PHASES,
     REASONS,
     RunRecord,
 )  # fmt: skip
 from talaria.report.recording import RecordingRouter
+from talaria.report.rows import InstanceRows, kv_state
 from talaria.sim.engine import Run
 from talaria.sim.host import CallTruth, LogicalSwitch
 from talaria.sim.instance import SimInstance
@@ -47,8 +43,7 @@ from talaria.workload.session import Session, TraceCall
 
 _COMPLETED, _SHED, _FAILED = (OUTCOMES.index(name) for name in ("completed", "shed", "failed"))
 _REASON = {name: code for code, name in enumerate(REASONS)}
-_PATH = {name: code for code, name in enumerate(PATHS)}
-_PHASE = {name: code for code, name in enumerate(PHASES)}
+ROUNDING_S = 1e-6
 
 
 class _Live:
@@ -88,6 +83,7 @@ class Cluster:
         self._env = env
         self._router = router
         self._record = record
+        self._rows = InstanceRows(record, began_s=0.0, rounding_s=ROUNDING_S)
         self._prompts = prompts
         self._pool = pool
         self._gap_cap_s = gap_cap_s
@@ -357,14 +353,15 @@ class Cluster:
         cached = run.device_tokens + run.host_tokens
         if outcome == _COMPLETED and cached + run.lost_tokens + run.new_tokens != call.prompt_tokens:
             raise ConservationError(f"call {call.id}: device + host + recomputed + new != {call.prompt_tokens} prompt tokens")
-        flags, kv_state = self._flags(live, trace, run, instance, routed), _found(run)
+        flags = self._flags(live, trace, run, instance, routed)
+        found = kv_state(run.device_tokens, run.host_tokens, run.lost_tokens)
         live.instance_of[trace.line] = instance.index
         live.served_by[instance.index] = None
         admitted_s = run.admitted_s if run.admitted_s >= 0.0 else now_s
         first_s = run.first_token_s if run.first_token_s >= 0.0 else now_s
         self._record.calls.append(
             live.number, live.line_number[trace.line], min(trace.turn, 65535), self._model_code[trace.model], instance.index, outcome,
-            _REASON[routed.reason], flags, min(run.parked, 255), min(run.rounds_waited, 255), kv_state, enqueued_s,
+            _REASON[routed.reason], flags, min(run.parked, 255), min(run.rounds_waited, 255), found, enqueued_s,
             run.placed_s - enqueued_s, admitted_s - enqueued_s, first_s - enqueued_s, now_s - enqueued_s, call.prompt_tokens,
             run.device_tokens, run.host_tokens, run.lost_tokens, run.output_tokens,
         )  # fmt: skip
@@ -397,40 +394,10 @@ class Cluster:
         )  # fmt: skip
 
     def round_closed(self, instance: SimInstance, summary: RoundSummary) -> None:
-        active_s = 0.0
-        for slot in summary.slots:
-            active_s += slot.closed_s - slot.opened_s
-            self._record.slots.append(
-                instance.index, summary.index, self._model_code[slot.model], slot.opened_s, slot.closed_s, slot.prefill_s - slot.sp_s,
-                slot.sp_s, slot.decode_s, slot.linger_s, slot.p_admitted, slot.sp_admitted, slot.parked,
-            )  # fmt: skip
-        wall_s = summary.ended_s - summary.started_s
-        if abs(wall_s - active_s - summary.switch_s) > 1e-6 * (1.0 + wall_s):
-            raise ConservationError(f"{instance.id} round {summary.index}: wall {wall_s} != active {active_s} + switch {summary.switch_s}")
-        self._record.deadline_risk += summary.at_risk
-        if instance.capabilities.hot:
-            return
-        self._record.rounds.append(
-            instance.index, summary.index, summary.started_s, wall_s, active_s, summary.switch_s, summary.predicted_s, len(summary.slots),
-            sum(slot.sp_admitted for slot in summary.slots), sum(slot.parked for slot in summary.slots), int(summary.at_risk),
-            int(summary.infeasible),
-        )  # fmt: skip
+        self._rows.round(instance.index, summary, hot=instance.capabilities.hot)
 
     def switched(self, instance: SimInstance, switch: LogicalSwitch) -> None:
-        source = NO_MODEL if switch.source is None else self._model_code[switch.source]
-        self._record.switches.append(
-            instance.index, instance.rounds, source, self._model_code[switch.target], switch.started_s, sum(switch.phases_s),
-            *switch.phases_s, _PATH[switch.path], switch.coverage, switch.dirty, switch.d2d_bytes, switch.h2d_bytes,
-        )  # fmt: skip
+        self._rows.switch(instance.index, instance.rounds, switch)
 
     def phase(self, instance: SimInstance, name: str, model: str, started_s: float, ended_s: float) -> None:
-        assert self._record.phases is not None
-        self._record.phases.append(instance.index, self._model_code[model], _PHASE[name], started_s, ended_s)
-
-
-def _found(run: Run) -> int:
-    """Where most of the call's reusable prefix was at admission."""
-    most = max(run.device_tokens, run.host_tokens, run.lost_tokens)
-    if most == 0 or most == run.lost_tokens:
-        return KV_MISSING
-    return KV_DEVICE if most == run.device_tokens else KV_HOST
+        self._rows.phase(instance.index, name, model, started_s, ended_s)

@@ -26,17 +26,13 @@ from talaria.report.record import (
     FLAG_RETURN,
     FLAG_SAME_INSTANCE,
     FLAG_SP,
-    KV_DEVICE,
-    KV_HOST,
     KV_MISSING,
     NO_INSTANCE,
-    NO_MODEL,
     OUTCOMES,
-    PATHS,
-    PHASES,
     REASONS,
     RunRecord,
 )
+from talaria.report.rows import InstanceRows, kv_state
 from talaria.workload.session import Session, TraceCall
 
 SAME_CLOCK_S = 0.25
@@ -61,6 +57,7 @@ class Collector:
         self._served_by: dict[tuple[int, int], int] = {}
         """Where each line's last call was served."""
         self._rounds: dict[str, int] = {}
+        self._instance_rows = InstanceRows(record, began_s=begin.now_s, rounding_s=ROUNDING_S)
         self._issued = self._rows = 0
         self.news = asyncio.Event()
         """Set when the gateway has reported a call."""
@@ -116,51 +113,17 @@ class Collector:
                 else:
                     self._halves[item.call] = item
             case records.RoundRow():
-                self._round(item.instance, CODEC.decode(item.round))
+                summary: RoundSummary = CODEC.decode(item.round)
+                self._rounds[item.instance] = summary.index + 1
+                self._instance_rows.round(self._instance_code[item.instance], summary, hot=item.instance in self._hot)
             case records.SwitchRow():
-                self._switch(item)
+                self._instance_rows.switch(self._instance_code[item.instance], self._rounds.get(item.instance, 0), item)
             case records.PhaseRow():
-                self._phase(item)
+                self._instance_rows.phase(self._instance_code[item.instance], item.name, item.model, item.started_s, item.ended_s)
             case records.Broken():
                 raise ConservationError(f"the recording broke off: {item.why}")
             case records.Begin():
                 raise ConservationError("the gateway was reset by somebody else")
-
-    def _round(self, instance: str, summary: RoundSummary) -> None:
-        code, active_s, record = self._instance_code[instance], 0.0, self._record
-        self._rounds[instance] = summary.index + 1
-        for slot in summary.slots:
-            active_s += slot.closed_s - slot.opened_s
-            record.slots.append(
-                code, summary.index, self._model_code[slot.model], self._at(slot.opened_s), self._at(slot.closed_s),
-                slot.prefill_s - slot.sp_s, slot.sp_s, slot.decode_s, slot.linger_s, slot.p_admitted, slot.sp_admitted, slot.parked,
-            )  # fmt: skip
-        wall_s = summary.ended_s - summary.started_s
-        if abs(wall_s - active_s - summary.switch_s) > ROUNDING_S * (1.0 + wall_s):
-            raise ConservationError(f"{instance} round {summary.index}: wall {wall_s} != active {active_s} + switch {summary.switch_s}")
-        record.deadline_risk += summary.at_risk
-        if instance in self._hot:
-            return
-        record.rounds.append(
-            code, summary.index, self._at(summary.started_s), wall_s, active_s, summary.switch_s, summary.predicted_s, len(summary.slots),
-            sum(slot.sp_admitted for slot in summary.slots), sum(slot.parked for slot in summary.slots), int(summary.at_risk),
-            int(summary.infeasible),
-        )  # fmt: skip
-
-    def _switch(self, item: records.SwitchRow) -> None:
-        source = NO_MODEL if item.source is None else self._model_code[item.source]
-        self._record.switches.append(
-            self._instance_code[item.instance], self._rounds.get(item.instance, 0), source, self._model_code[item.target],
-            self._at(item.started_s), sum(item.phases_s), *item.phases_s, PATHS.index(item.path), item.coverage, item.dirty,
-            item.d2d_bytes, item.h2d_bytes,
-        )  # fmt: skip
-
-    def _phase(self, item: records.PhaseRow) -> None:
-        if self._record.phases is not None:
-            self._record.phases.append(
-                self._instance_code[item.instance], self._model_code[item.model], PHASES.index(item.name), self._at(item.started_s),
-                self._at(item.ended_s),
-            )  # fmt: skip
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -180,9 +143,10 @@ class Collector:
             self._check(trace, sent, row)
         code = self._instance_code[row.instance]
         flags = self._flags(trace, sent, row, code)
+        found = kv_state(row.device_tokens, row.host_tokens, row.recomputed_tokens)
         self._served_by[sent.session, sent.line] = code
         self._append(
-            sent, trace, code, outcome, row.reason, flags, min(row.parked, 255), min(row.rounds_waited, 255), _found(row), enqueued_s,
+            sent, trace, code, outcome, row.reason, flags, min(row.parked, 255), min(row.rounds_waited, 255), found, enqueued_s,
             placed_s, admitted_s, first_s, ended_s, row.prompt_tokens, row.device_tokens, row.host_tokens, row.recomputed_tokens,
             row.output_tokens,
         )  # fmt: skip
@@ -231,11 +195,3 @@ class Collector:
     def _at(self, time_s: float) -> float:
         """A time of the gateway's or an agent's, from the beginning."""
         return time_s - self._gateway_began_s
-
-
-def _found(row: records.CallRow) -> int:
-    """Where most of the call's reusable prefix was at admission."""
-    most = max(row.device_tokens, row.host_tokens, row.recomputed_tokens)
-    if most == 0 or most == row.recomputed_tokens:
-        return KV_MISSING
-    return KV_DEVICE if most == row.device_tokens else KV_HOST
