@@ -154,6 +154,16 @@ def rounds_together(found: Findings, configs: Sequence[str]) -> Any:
     return figure
 
 
+@styled
+def rounds_over_time(found: Findings, config: str) -> Any:
+    """Where the first seed's rounds of ``config`` went, over the run, below the round bound."""
+    key = Experiment(REPLAY, config)
+    knobs = found.plans[key].knobs
+    figure = figures.round_composition(found.records[key][0], knobs.gamma * knobs.t_ttft_s)
+    figure.axes[0].set_title(f"Round composition, {config}")
+    return figure
+
+
 def _activities(record: RunRecord) -> dict[str, float]:
     slots, rounds = record.slots, record.rounds
     seconds = {"P": "prefill_s", "SP": "sp_s", "decode": "decode_s", "linger": "linger_s"}

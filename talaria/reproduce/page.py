@@ -103,11 +103,8 @@ def _pictures(document: Document, found: Findings) -> list[Picture]:
         picture("Rounds", "Where the rounds of a whole run went.", figures.rounds_together(found, ROUNDS_OF)),
     ]
     for config in ROUNDS_OF:
-        key = Experiment(REPLAY, config)
-        knobs = found.plans[key].knobs
         caption = f"Rounds of {config} over time, seed {first_seed}. Bars stack to the mean round length of their stretch of time."
-        drawn = common.round_composition(found.records[key][0], knobs.gamma * knobs.t_ttft_s)
-        pictures.append(picture(f"Rounds of {config}", caption, drawn))
+        pictures.append(picture(f"Rounds of {config}", caption, figures.rounds_over_time(found, config)))
     return [
         *pictures,
         picture(
