@@ -26,7 +26,7 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
         raise InputError("names one configuration", where="--config", fix="use --configs A,B,...")
 
     from talaria.cli.collect import collect, peak_rss_mib
-    from talaria.cli.console import show_document
+    from talaria.cli.console import note, show_document
     from talaria.cli.request import announce, request
     from talaria.report import tables
     from talaria.report.comparison import write as write_comparison
@@ -42,6 +42,9 @@ def compare(options: Options, configs: ConfigsOption = None) -> None:
     cases = comparison.cases(names, lambda config: asked.plan(config=config), options.out)
     with Batch(cases, seeds, by_seed=True, decisions=options.decisions, timeline=options.timeline) as batch:
         announce(cases[0].plan)
+        routers = {case.plan.config.router for case in cases}
+        if len(cases[0].plan.instances) == 1 and len(routers) > 1:
+            note(f"scenario {asked.scenario.name} has one instance, which every router chooses: only how returns are admitted differs")
         code = collect(batch)
         with deferred():
             runs = batch.finish(peak_rss_mib())

@@ -1,4 +1,4 @@
-"""Tables for the terminal, made for 100 columns: one run, a comparison of up to five, a sweep. They read documents, never records.
+"""Tables for the terminal, made for 100 columns: one run, a comparison of up to seven, a sweep. They read documents, never records.
 
 So what is on screen is what ``--json`` prints and ``run.json`` holds.
 """
@@ -86,22 +86,23 @@ def compare_table(document: Document) -> Any:
     """``talaria.compare/1``: one column per configuration; below its mean, the paired difference from the first one.
 
     The last row counts the sessions that end sooner under the first configuration than under each other one. Where the terminal is too
-    narrow for a difference and its margin beside each other, the margin goes below.
+    narrow for a difference and its margin beside each other, the margin goes below; then names break at their hyphens.
     """
     configs: dict[str, Document] = document["configs"]
     base, first = next(iter(configs.items()))
     title = f"{first['scenario']} · {_seeds(first['seeds'])} · second line: difference from {base}, 95 % interval"
-    return _titled(title, _FirstThatFits([_comparison(document, margin) for margin in ("±", "\n±")]))
+    tables = [_comparison(document, "±"), _comparison(document, "\n±"), _comparison(document, "\n±", tight=True)]
+    return _titled(title, _FirstThatFits(tables))
 
 
-def _comparison(document: Document, margin: str) -> Any:
+def _comparison(document: Document, margin: str, *, tight: bool = False) -> Any:
     configs: dict[str, Document] = document["configs"]
     base, *others = configs
     first = configs[base]
-    table = _table()
+    table = _table(padding=0 if tight else 1)
     table.add_column("metric", no_wrap=True)
     for name in configs:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace("-", "-\n") if tight else name, justify="right", no_wrap=tight)
     # The document's differences are a − b with the earlier configuration as a; a reader wants "this minus the base".
     paired = {(entry["b"], entry["metric"]): entry for entry in document["paired"] if entry["a"] == base}
     for metric in COMPARED:
@@ -133,11 +134,11 @@ def sweep_table(document: Document) -> Any:
     return _titled(title, table)
 
 
-def _table() -> Any:
+def _table(padding: int = 1) -> Any:
     from rich import box
     from rich.table import Table
 
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, padding))
 
 
 class _FirstThatFits:

@@ -119,6 +119,14 @@ def test_compare_pairs_every_two_configs(scenario: str, capsys: pytest.CaptureFi
     assert "no-sp" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("configs", "said"), [("full,preble", True), ("talaria,no-sp", False)])
+def test_compare_says_that_routers_cannot_differ_on_one_instance(
+    scenario: str, configs: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["compare", "--scenario", scenario, "--configs", configs, "--seed", "0"]) == 0
+    assert ("one instance" in capsys.readouterr().err) is said
+
+
 def test_sweep_prints_its_points_and_draws_them(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = document(capsys, "sweep", "linger", "--scenario", scenario, "--values", "0,1.5", "--seeds", "2")
     assert (printed["schema"], printed["knob"], [point["value"] for point in printed["points"]]) == ("talaria.sweep/1", "linger", [0, 1.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.report.synthetic import plausible_record
 from tests.report.test_document import small_document
 
 WIDTH = 100
+PEERS = ("aegaeon", "serverlessllm", "preble", "mooncake", "continuum", "sglang-cache-aware")
 CONFIGS = {"talaria": 1.0, "no-sp": 2.5, "no-hkvr": 2.0, "h2d-only": 1.1, "round-only": 4.0}
 
 
@@ -26,10 +28,10 @@ def render(table: Any, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).rstrip()
 
 
-def comparison(width: int = WIDTH) -> str:
-    records = {name: [plausible_record(name, seed, sessions=3, slowdown=slow) for seed in (0, 1)] for name, slow in CONFIGS.items()}
+def comparison(width: int = WIDTH, configs: Mapping[str, float] = CONFIGS) -> str:
+    records = {name: [plausible_record(name, seed, sessions=3, slowdown=slow) for seed in (0, 1)] for name, slow in configs.items()}
     results = {name: [SeedResult(metrics(record), sct_by_session(record)) for record in runs] for name, runs in records.items()}
-    document = compare_document({name: small_document(config=name) for name in CONFIGS}, paired(results))
+    document = compare_document({name: small_document(config=name) for name in configs}, paired(results))
     return render(compare_table(document), width)
 
 
@@ -61,6 +63,13 @@ def test_differences_are_shown_against_the_first_configuration() -> None:
     changes = lines[next(number for number, line in enumerate(lines) if "sct_p50_s" in line) + 1].split()
     assert len(changes) == len(CONFIGS) - 1
     assert all(change.startswith("+") for change in changes)  # every other one is slower
+
+
+def test_the_other_systems_fit_with_their_whole_names() -> None:
+    lines = comparison(configs=dict.fromkeys(("full", *PEERS), 2.0)).splitlines()
+    assert max(map(len, lines)) <= WIDTH and "…" not in "\n".join(lines)
+    heading = " ".join(lines[: next(number for number, line in enumerate(lines) if "──" in line)]).split()
+    assert {part for name in PEERS for part in re.findall(r"[a-z]+-?", name)} <= set(heading)
 
 
 def test_a_sweep_has_one_row_per_value_and_one_column_per_knob() -> None:
