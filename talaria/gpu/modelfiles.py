@@ -24,18 +24,26 @@ class ModelFiles(NamedTuple):
 
 
 def read(path: str, where: str) -> ModelFiles:
-    """Raises InputError where there is no readable ``config.json``."""
-    folder = Path(path)
+    """Raises InputError where there is no ``config.json`` that can be read and says its sizes."""
+    folder, fix = Path(path), "give the folder of a downloaded model"
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"{path}/config.json cannot be read: {why}", where=where, fix="give the folder of a downloaded model") from None
-    text = {**config, **config.get("text_config", {})}
-    weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
-    layers = int(text.get("num_hidden_layers", 1))
-    latent = "kv_lora_rank" in text
-    return ModelFiles(folder.name, layers, max(1, weights), max(1, layers * _kv_elements(text) * _element_bytes(text)), latent)
+        raise InputError(f"{path}/config.json cannot be read: {why}", where=where, fix=fix) from None
+    try:
+        text = {**config, **(config.get("text_config") or {})}
+        layers = int(text.get("num_hidden_layers", 1))
+        kv_bytes = layers * _kv_elements(text) * _element_bytes(text)
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+        raise InputError(f"{path}/config.json does not describe a model: {error!r}", where=where, fix=fix) from None
+    return ModelFiles(folder.name, layers, max(1, _weight_bytes(folder)), max(1, kv_bytes), "kv_lora_rank" in text)
+
+
+def _weight_bytes(folder: Path) -> int:
+    """Of the files that SGLang would load: a folder may have the same weights in an older format too."""
+    sizes = (sum(file.stat().st_size for file in folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    return next(filter(None, sizes), 0)
 
 
 def _kv_elements(config: dict[str, Any]) -> int:

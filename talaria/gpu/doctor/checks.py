@@ -93,7 +93,6 @@ def _parsers(cluster: ClusterConfig, engine: EngineFacts) -> Iterator[Finding]:
 
 def _gpus(here: Sequence[Instance], machine: Machine) -> Iterator[Finding]:
     known = {gpu.number: gpu for gpu in machine.gpus}
-    owner: dict[int, str] = {}
     for item in here:
         if not item.gpus:
             level: Literal["ok", "warn"] = "warn" if machine.gpus else "ok"
@@ -105,9 +104,6 @@ def _gpus(here: Sequence[Instance], machine: Machine) -> Iterator[Finding]:
             yield Finding("fail", f"instance {item.name}", f"no GPU {missing[0]}", f"{there}; mend instances[].gpus or the driver")
             continue
         for number in item.gpus:
-            if number in owner:
-                yield Finding("fail", f"instance {item.name}", f"GPU {number} is also {owner[number]}'s", "give each GPU to one instance")
-            owner[number] = item.name
             if known[number].used_bytes > USED_BYTES:
                 used = f"GPU {number} already holds {known[number].used_bytes / GIB:.1f} GiB"
                 yield Finding("warn", f"instance {item.name}", used, "stop what runs there")
@@ -129,20 +125,33 @@ def _fit(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, Mode
         largest = max(models, key=lambda name: files[name].weight_bytes)
         weights = files[largest].weight_bytes / item.tp
         idle = min(len(item.models), item.max_resident_models) - 1
-        free = total * (1.0 - RUNTIME_SHARE) - weights - idle * residue
         most = 1 + max(0, int((total * (1.0 - RUNTIME_SHARE) - weights) // residue))
         where, per_gpu = f"instance {item.name}", f"{largest} takes {weights / GIB:.1f} of {total / GIB:.1f} GiB a GPU"
-        if free <= 0:
+        rooms = {name: _room_tokens(files[name], item.tp, total, idle * residue) for name in models}
+        if rooms[largest] <= 0:
             text = f"{per_gpu}, and each of {idle} idle models leaves {residue / GIB:.1f} GiB"
             yield Finding("fail", where, text, f"at most {most} models open here: lower max_resident_models, or use more GPUs")
             continue
-        tokens = int(free / max(1.0, files[largest].kv_bytes_per_token / (1 if files[largest].latent else item.tp)))
-        yield Finding("ok", where, f"{per_gpu}; about {tokens:,} tokens of KV beside {idle} idle models (at most {most} fit)")
-        if len(item.models) > 1:
-            for name in models:
-                if cluster.models[name].kv_tokens is None:
-                    text = f"{name} shares the group and does not say kv_tokens: its engine takes all memory that is free when it starts"
-                    yield Finding("warn", where, text, f"state models.{name}.kv_tokens")
+        yield Finding("ok", where, f"{per_gpu}; about {rooms[largest]:,} tokens of KV beside {idle} idle models (at most {most} fit)")
+        yield from _pools(cluster, item, rooms)
+
+
+def _room_tokens(files: ModelFiles, tp: int, gpu_bytes: int, idle_bytes: int) -> int:
+    """Tokens of KV that there is room for while the model is active."""
+    free = gpu_bytes * (1.0 - RUNTIME_SHARE) - files.weight_bytes / tp - idle_bytes
+    return int(free / max(1.0, files.kv_bytes_per_token / (1 if files.latent else tp)))
+
+
+def _pools(cluster: ClusterConfig, item: Instance, rooms: dict[str, int]) -> Iterator[Finding]:
+    """What the cluster file says of the sizes of KV pools."""
+    for name, room in rooms.items():
+        stated, where = cluster.models[name].kv_tokens, f"instance {item.name}"
+        if stated is not None and stated > room:
+            text = f"models.{name}.kv_tokens = {stated:,}, and there is room for about {max(0, room):,}: its pool will be smaller"
+            yield Finding("warn", where, text, "lower it, or use more GPUs")
+        elif stated is None and len(item.models) > 1:
+            text = f"{name} shares the group and does not say kv_tokens: its engine takes all memory that is free when it starts"
+            yield Finding("warn", where, text, f"state models.{name}.kv_tokens")
 
 
 def _residue_bytes(cluster: ClusterConfig) -> int:
@@ -193,7 +202,6 @@ def _keys(cluster: ClusterConfig) -> Iterator[Finding]:
     for where, secret in secrets:
         if secret.value is not None:
             yield Finding("warn", where, "stands in the file", "keep it in an environment variable: {env: NAME}")
-            continue
         try:
             secret.read(where)
         except InputError as error:

@@ -36,7 +36,7 @@ def ask(engine: Engine) -> EngineFacts:
     python = engine.python or sys.executable
     environment = {**os.environ, **engine.environment, SOCKET_VARIABLE: "/nonexistent"}
     try:
-        asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, env=environment)
+        asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, errors="replace", timeout=PROBE_S, env=environment)
     except (OSError, subprocess.SubprocessError) as error:
         return EngineFacts(error=f"cannot be run: {error}", python=python)
     said = next((line for line in asked.stdout.splitlines() if line.startswith(MARK)), None)

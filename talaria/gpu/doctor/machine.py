@@ -54,6 +54,6 @@ def port_is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except (OSError, UnicodeError):  # the latter of a name that is none
             return False
     return True

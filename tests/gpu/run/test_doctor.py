@@ -96,6 +96,36 @@ def test_models_parsers_keys_and_ports_are_checked(tmp_path: Path, monkeypatch: 
     assert "ADMIN_KEY_OF_TEST is not set" in failed["gateway.admin_key"][0] and "cannot be listened on" in failed["gateway"][0]
 
 
+@pytest.mark.parametrize(
+    "text", ["", "\xff", "[]", "{", '{"text_config": 3}', '{"num_hidden_layers": "many"}', '{"num_attention_heads": 0}', "[" * 100_000]
+)
+def test_a_config_that_describes_no_model_is_a_finding(tmp_path: Path, text: str) -> None:
+    value = document(tmp_path)
+    (tmp_path / "big" / "config.json").write_text(text, encoding="latin-1")
+    ((level, what, fix),) = findings(value)["model big"]
+    assert level == "fail" and "config.json" in what and "downloaded model" in fix
+
+
+def test_weights_in_an_older_format_beside_the_newer_do_not_count_twice(tmp_path: Path) -> None:
+    value = document(tmp_path)
+    with (tmp_path / "big" / "pytorch_model.bin").open("wb") as file:
+        file.truncate(500 * GIB)
+    assert "438.0 GiB of weights" in findings(value)["model big"][0][1]
+
+
+@pytest.mark.parametrize(("tokens", "what"), [(400_000, None), (100_000_000, "kv_tokens = 100,000,000"), (None, "does not say kv_tokens")])
+def test_a_pool_that_does_not_fit_or_is_not_stated_is_worth_a_warning(tmp_path: Path, tokens: int | None, what: str | None) -> None:
+    value = document(tmp_path)
+    value["models"]["other"]["kv_tokens"] = tokens
+    warned = [text for level, text, _ in findings(value)["instance group0"] if level == "warn"]
+    assert len(warned) == (what is not None) and all(what in text and "other" in text for text in warned if what)
+
+
+def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:
+    found = findings(document(tmp_path, gateway={"port": 0, "admin_key": {"value": "two\nlines"}}))
+    assert [level for level, *_ in found["gateway.admin_key"]] == ["warn", "fail"]
+
+
 def test_gpus_come_from_the_drivers_own_table() -> None:
     table = "0, NVIDIA H200, 143771, 512, 570.1\n1, NVIDIA H200, [N/A], 0, 570.1\n"
     assert parse(table) == [Gpu(0, "NVIDIA H200", 143771 * 2**20, 512 * 2**20, "570.1")]
