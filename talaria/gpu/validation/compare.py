@@ -133,5 +133,3 @@ def _call_row(key: CallKey, validation: Validation, pair: TermPair | None) -> Do
             row[f"{which}_{name}_s"] = getattr(getattr(pair, which), name) if pair else math.nan
     row["worst_term"] = pair.worst if pair else None
     return row
-
-

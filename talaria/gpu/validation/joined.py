@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from talaria.report.measured import COMPLETED, session_times
 from talaria.report.record import NO_INSTANCE, RunRecord
+
+Key = TypeVar("Key")
 
 
 class CallKey(NamedTuple):
@@ -83,14 +85,14 @@ def session_names(record: RunRecord) -> Sequence[str]:
     return [str(number) for number in range(int(record.calls["session"].max(initial=-1)) + 1)]
 
 
-def errors(simulated: dict[str, float] | dict[CallKey, float], measured: dict[str, float] | dict[CallKey, float]) -> Errors:
+def errors(simulated: dict[Key, float], measured: dict[Key, float]) -> Errors:
     """Over the keys that both have."""
     shared = [key for key in measured if key in simulated]
     unmatched = len(simulated) + len(measured) - 2 * len(shared)
     if not shared:
         return Errors(0, unmatched, 0.0, 0.0, 0.0, 0.0)
-    true_s = np.array([measured[key] for key in shared])  # type: ignore[index]
-    off_s = np.array([simulated[key] for key in shared]) - true_s  # type: ignore[index]
+    true_s = np.array([measured[key] for key in shared])
+    off_s = np.array([simulated[key] for key in shared]) - true_s
     sizes = np.abs(off_s)
     p95_s = float(np.sort(sizes)[int(np.ceil(0.95 * len(sizes))) - 1])
     mae_s = float(sizes.mean())
