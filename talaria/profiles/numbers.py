@@ -73,6 +73,9 @@ class HardwareNumbers:
     switch_cv: Variation
     rank_spread_cv: Variation
     """Spread of one switch's duration between the ranks of a group."""
+    call_overhead_s: Seconds = 0.0
+    """What a call's way adds to its TTFT beside queue and prefill: through gateway and agent to its engine, and the first token's way
+    back. All of it is charged on the way there."""
 
     @property
     def bump_bytes(self) -> int:

@@ -77,3 +77,5 @@ class Ground:
     switch_factor: Factors
     rank_factor: Factors
     macro: bool = True
+    call_overhead_s: float = 0.0
+    """From a call's placement to its arrival at the instance."""

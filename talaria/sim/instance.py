@@ -103,17 +103,32 @@ class SimInstance:
     # --- the router's face -----------------------------------------------------------------------------------------
 
     def submit(self, call: Call) -> KernelEvent:
-        """Queue ``call``; the event succeeds when it has ended. Its ground truth must be known beforehand."""
+        """Send ``call`` on its way; the event succeeds when it has ended. Its ground truth must be known beforehand."""
         truth = self._truth[call.id]
         run = Run(CallView(call, self._env.now), truth.node, truth.output_tokens, self._env.event())
-        run.arrived_round = self.rounds
         self.runs[call.id] = run
-        self._submitted += 1
-        model = self.view.models[call.key.model]
-        self._look(run)
-        model.waiting[call.id] = run.view
-        self._happened(Arrived(call))
+        if self._ground.call_overhead_s > 0.0:
+            self._env.alarm(self._ground.call_overhead_s, self._on_the_way, run)
+        else:
+            self._arrive(run)
         return run.done
+
+    def _on_the_way(self, alarm: Alarm) -> None:
+        run = cast(Run, alarm.value)
+        call_id = run.view.call.id
+        if self.runs.get(call_id) is run:
+            run.view.arrived_s = self._env.now
+            self._arrive(run)
+        else:  # cancelled meanwhile; its number is seen all the same
+            self._submitted += 1
+
+    def _arrive(self, run: Run) -> None:
+        call = run.view.call
+        run.arrived_round = self.rounds
+        self._submitted += 1
+        self._look(run)
+        self.view.models[call.key.model].waiting[call.id] = run.view
+        self._happened(Arrived(call))
 
     @property
     def largest_batch(self) -> Mapping[str, int]:
@@ -128,12 +143,23 @@ class SimInstance:
 
         While calls run the scheduler looks again at their next boundary anyway.
         """
-        model = self.view.models[key.model]
-        leases = model.leases
-        self.memory.protect(key, expires_s is not None)
         if expires_s is not None:
-            leases[key] = (self._env.now, expires_s)
-        elif leases.pop(key, (0.0, 0.0))[1] > self._env.now and key.model == self.view.active and not model.running:
+            self.memory.protect(key, True)
+            self.view.models[key.model].leases[key] = (self._env.now, expires_s)
+        elif self._ground.call_overhead_s > 0.0:  # no sooner than the submission that it announces: a slot would close in its face
+            self._env.alarm(self._ground.call_overhead_s, self._on_lease_end, (key, self.view.models[key.model].leases.get(key)))
+        else:
+            self._lease_over(key)
+
+    def _on_lease_end(self, alarm: Alarm) -> None:
+        key, lease = alarm.value
+        if self.view.models[key.model].leases.get(key) is lease:  # else the line has a newer one
+            self._lease_over(key)
+
+    def _lease_over(self, key: LineKey) -> None:
+        model = self.view.models[key.model]
+        self.memory.protect(key, False)
+        if model.leases.pop(key, (0.0, 0.0))[1] > self._env.now and key.model == self.view.active and not model.running:
             self._happened(LeaseChanged(key, None))
 
     def cancel(self, call_id: int) -> None:

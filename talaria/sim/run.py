@@ -257,7 +257,7 @@ def _build(
 
     ground = Ground(
         timing, variation("prefill", hardware.prefill_cv), variation("decode", hardware.decode_cv), variation("switch", hardware.switch_cv),
-        variation("ranks", hardware.rank_spread_cv, hardware.tp), plan.macro,
+        variation("ranks", hardware.rank_spread_cv, hardware.tp), plan.macro, hardware.call_overhead_s,
     )  # fmt: skip
     capabilities = item.capabilities
     memory = InstanceMemory(item.profile, item.models, forest, hkvr=capabilities.hkvr, swap=capabilities.inflight_kv == "swap")

@@ -1,7 +1,8 @@
 """Measurements on an idle cluster: calls through the gateway, timed by its records.
 
 All times are the agent's: prefill is first token less admission, decode the rest of a batch's last sequence over its tokens, switches are
-the engines' own phases. Rounds are so long that no grant ends inside a measurement.
+the engines' own phases. Rounds are so long that no grant ends inside a measurement. A call's overhead is the client's time to first token
+less that prefill: two durations, so that the clocks of two processes need not agree.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from talaria.gpu.profiling.grid import DECODE_TOKENS, Decode, Prefill, decode_points, prefill_points
 from talaria.gpu.protocol import records
+from talaria.gpu.protocol.agent import now_s
 from talaria.gpu.run.client import Answer, Client, GatewayFailed, completion_body
 from talaria.gpu.run.prompts import Ids
 from talaria.policy.codec import CODEC
@@ -26,6 +28,9 @@ ROUTER = "session-sticky"
 KNOBS = {"t_ttft": 600.0, "t_tpot": 0.5, "gamma": 1.0, "linger": 0.0, "tau": 0.0, "overload": "queue"}
 """One session stays on one instance, and a grant is 1,200 decode steps."""
 SWITCH_ROUNDS = 8
+OVERHEAD_CALLS = 16
+"""Of each model, one at a time."""
+OVERHEAD_TOKENS = 8
 LEAST_STEP_S = 1e-5
 ROW_S = 30.0
 
@@ -46,6 +51,8 @@ class ModelMeasured:
 class Measured:
     models: dict[str, ModelMeasured] = field(default_factory=dict)
     switches: list[records.SwitchRow] = field(default_factory=list)
+    overheads_s: list[float] = field(default_factory=list)
+    """Of calls of all models."""
 
 
 class Meter:
@@ -100,6 +107,13 @@ class Meter:
             steps_ms.append(1e3 * step_s([row for _, row in await asyncio.gather(*calls)]))
         into.decode.append(DecodePoint(batch=point.batch, context=point.context + DECODE_TOKENS // 2, ms=median(steps_ms)))
         into.decode_ratios += [each / median(steps_ms) for each in steps_ms]
+
+    async def overhead_s(self, model: str) -> float:
+        """Of a tiny call of the active model on an idle instance: its client's time to first token less its prefill."""
+        prompt = self._drawn(model, OVERHEAD_TOKENS)
+        began_s = now_s()
+        answer, row = await self._call(model, prompt, 1)
+        return max(0.0, (answer.first_token_s - began_s) - (row.first_token_s - row.admitted_s))
 
     async def touch(self, model: str) -> None:
         """A short call, so that the model is active afterwards."""
@@ -159,10 +173,14 @@ async def _all(
         plans[model] = prefill_points(longest), decode_points(longest, kv_tokens, max_running)
         found.models[model] = ModelMeasured(kv_tokens, takes or longest)
     pairs = max(together, key=len, default=())
-    total(sum(len(prefills) + len(decodes) for prefills, decodes in plans.values()) + (SWITCH_ROUNDS * len(pairs) if len(pairs) > 1 else 0))
+    points = sum(OVERHEAD_CALLS + len(prefills) + len(decodes) for prefills, decodes in plans.values())
+    total(points + (SWITCH_ROUNDS * len(pairs) if len(pairs) > 1 else 0))
     for model, (prefills, decodes) in plans.items():
         await meter.touch(model)
         await meter.touch(model)
+        for _ in range(OVERHEAD_CALLS):
+            found.overheads_s.append(await meter.overhead_s(model))
+            advance()
         for prefill in prefills:
             await meter.prefill(model, prefill, found.models[model])
             advance()

@@ -112,6 +112,9 @@ def _hardware(
     """Everything without a base; over a base only what was measured."""
     found = {"tp": _quantity(tp, "the cluster file"), "page_tokens": _quantity(cluster.engine.page_tokens, "the cluster file")}
     found |= _switching(measured, files, tp, source)
+    if measured.overheads_s:
+        text = f"median of {len(measured.overheads_s)} calls alone: the client's time to first token less prefill, {source}"
+        found["call_overhead_s"] = _quantity(float(f"{median(measured.overheads_s):.4g}"), text)
     for field, ratios in (("prefill_cv", "prefill_ratios"), ("decode_cv", "decode_ratios")):
         spread = [ratio for model in measured.models.values() for ratio in getattr(model, ratios)]
         found[field] = _quantity(_cv(spread), f"repetitions, {source}")

@@ -1,7 +1,8 @@
 """Eq. 1 against what happened: for every call of a real run, each term as the router predicted it, and as it came (SPEC §3.3).
 
 Happened: ``activate`` is the time of switches and opens to the call's model between its placement and its admission, ``request`` the
-rest of the wait, the prefill of the suffix and the decode, ``kv`` the share of the prefill that recomputed a lost prefix.
+rest of the wait, the prefill of the suffix and the decode, ``kv`` the share of the prefill that recomputed a lost prefix. A call's way to
+its engine and back (``call_overhead_s`` of a profile) is the same everywhere and no term of Eq. 1: it stands in ``request`` as it came.
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest
         fits = profile.file.document()["fits"][model]
         assert fits["prefill"]["points"] >= 4 and fits["decode"]["points"] >= 4
         assert profile.file.document()["models"][model]["open_s"]["provenance"] == "measured"
-    assert profile.file.document()["hardware"]["save_phase_s"]["provenance"] == "measured"
+    hardware = profile.file.document()["hardware"]
+    assert hardware["save_phase_s"]["provenance"] == hardware["call_overhead_s"]["provenance"] == "measured"
+    assert profile.hardware.call_overhead_s > 0.0, "two hops of HTTP and a socket take their time"
     assert run_sim(["profile", "check", "./ours.json"]) == 0
     capsys.readouterr()
     assert run_sim(["run", "--scenario", "./ours-scenario.yaml", "--json"]) == 0
