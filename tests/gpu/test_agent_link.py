@@ -54,6 +54,36 @@ def test_a_second_gateway_is_refused_while_the_first_is_there_and_takes_over_whe
     asyncio.run(test())
 
 
+def test_a_successor_is_let_in_as_soon_as_the_earlier_link_has_ended_and_heard_when_its_last_word_is_done() -> None:
+    """It is no second gateway, however long what the first one has said takes."""
+
+    class Slow(AgentServer):
+        async def _obey(self, gateway: str, *rest: Any) -> None:
+            said.append(f"{gateway} begins")
+            if gateway == "one":
+                await done.wait()
+            said.append(f"{gateway} is done")
+
+    said: list[str] = []
+
+    async def test() -> None:
+        outbox, unused = Outbox(), Any
+        server = Slow(unused, lambda model: "", None, outbox, Telemetry(outbox, wire.now_s))
+        server.begin(unused)
+        async with asyncio.timeout(PATIENCE_S), listening(server, "127.0.0.1", 0) as port, aiohttp.ClientSession() as http:
+            url = f"http://127.0.0.1:{port}{wire.LINK_PATH}"
+            first = await http.ws_connect(url, headers={wire.GATEWAY_HEADER: "one"})
+            await first.close()
+            second = asyncio.create_task(http.ws_connect(url, headers={wire.GATEWAY_HEADER: "two"}))
+            assert not (await asyncio.wait([second], timeout=0.05))[0]
+            done.set()
+            await (await second).close()
+            assert said == ["one begins", "one is done", "two begins", "two is done"]
+
+    done = asyncio.Event()
+    asyncio.run(test())
+
+
 def test_a_gateway_that_is_refused_says_so_and_keeps_asking(caplog: pytest.LogCaptureFixture) -> None:
     class Nobody:
         def link_up(self, agent: Agent) -> None:

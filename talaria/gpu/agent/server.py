@@ -46,6 +46,8 @@ class AgentServer:
         self._gateway = ""
         self._links: list[str] = []
         """Whose the links are that are up: all of one gateway."""
+        self._obeying: dict[asyncio.Task[None], str] = {}
+        """By whose word: a link that has ended may still have some to be done."""
         self._resetting = asyncio.Lock()
         self._reset_task: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
@@ -123,26 +125,23 @@ class AgentServer:
         socket = web.WebSocketResponse(max_msg_size=0, compress=False, heartbeat=20.0)
         self._links.append(gateway)
         try:
+            while before := [task for task, name in self._obeying.items() if name != gateway]:
+                await asyncio.wait(before)
             await socket.prepare(request)
-            await self._listen(gateway, socket)
+            inbox: asyncio.Queue[wire.FromGateway | None] = asyncio.Queue()
+            obeying = asyncio.create_task(self._obey(gateway, socket, inbox))
+            self._obeying[obeying] = gateway
+            obeying.add_done_callback(self._obeying.pop)
+            try:
+                await _listen(socket, inbox)
+            finally:
+                inbox.put_nowait(None)
+                if not self._up.is_set():
+                    obeying.cancel()
         finally:
-            self._links.remove(gateway)
+            self._links.remove(gateway)  # at once: a successor may be at the door, and waits until this one's last word is done
+        await asyncio.wait([obeying])  # a handler is cancelled when its connection is lost: what was said is done even so
         return socket
-
-    async def _listen(self, gateway: str, socket: web.WebSocketResponse) -> None:
-        inbox: asyncio.Queue[wire.FromGateway | None] = asyncio.Queue()
-        obeying = asyncio.create_task(self._obey(gateway, socket, inbox))
-        try:
-            async for frame in socket:  # whatever takes its time here: who does not read does not answer probes either
-                if frame.type is aiohttp.WSMsgType.BINARY:
-                    inbox.put_nowait(_decode(frame.data))
-        except msgspec.DecodeError:
-            _log.error("event=link_garbled")
-        finally:
-            inbox.put_nowait(None)
-            if not self._up.is_set():
-                obeying.cancel()
-            await asyncio.gather(obeying, return_exceptions=True)
 
     async def _obey(self, gateway: str, socket: web.WebSocketResponse, inbox: asyncio.Queue[wire.FromGateway | None]) -> None:
         """Once the engines are up: tell what happens, and do what is said, to the last word (None)."""
@@ -211,6 +210,16 @@ async def _read(request: web.BaseRequest) -> bytes:
     while part := await request.content.readany():
         parts.append(part)
     return b"".join(parts)
+
+
+async def _listen(socket: web.WebSocketResponse, inbox: asyncio.Queue[wire.FromGateway | None]) -> None:
+    """Whatever comes, to the end of the link. Nothing here takes its time: who does not read does not answer probes either."""
+    try:
+        async for frame in socket:
+            if frame.type is aiohttp.WSMsgType.BINARY:
+                inbox.put_nowait(_decode(frame.data))
+    except msgspec.DecodeError:
+        _log.error("event=link_garbled")
 
 
 async def _write(socket: web.WebSocketResponse, queue: asyncio.Queue[bytes | None]) -> None:
