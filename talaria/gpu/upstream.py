@@ -7,6 +7,7 @@ call that is half of what a general client costs.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
@@ -19,6 +20,8 @@ LONGEST_LINE_BYTES: Final = 1024
 MOST_UNREAD_BYTES: Final = 262_144
 """Of an answer that nobody reads at the moment; with more the other side waits."""
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+_STATUS: Final = re.compile("[1-9][0-9]{2}")
+_LENGTH: Final = re.compile("[0-9]{1,18}")
 
 
 class UpstreamFailed(Exception):
@@ -278,7 +281,7 @@ class _Connection(asyncio.Protocol):
             return self._wait_for_more(data, LARGEST_HEAD_BYTES)
         first, *lines = head.decode("latin-1").split("\r\n")
         version, status, *_ = first.split(" ", 2)
-        if version not in ("HTTP/1.1", "HTTP/1.0") or len(status) != 3:
+        if version not in ("HTTP/1.1", "HTTP/1.0") or _STATUS.fullmatch(status) is None:
             raise ValueError(first)
         if status.startswith("1"):
             return rest
@@ -288,16 +291,19 @@ class _Connection(asyncio.Protocol):
             if not colon:
                 raise ValueError(line)
             headers[name.lower()] = value.strip()
+        self._keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
+        coding, length = headers.get("transfer-encoding", "").lower(), headers.get("content-length")
+        if coding == "chunked":
+            self._parse = self._size
+        elif coding or (length is not None and _LENGTH.fullmatch(length) is None):
+            raise ValueError(coding or length)
+        elif length is not None:
+            self._left, self._parse = int(length), self._length
+        else:
+            self._left, self._parse = (0, self._length) if status in ("204", "304") else (1, self._to_end)
         reply = self._reply
         assert reply is not None
         reply.status, reply.headers = int(status), headers
-        self._keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-        if headers.get("transfer-encoding", "").lower() == "chunked":
-            self._parse = self._size
-        elif "content-length" in headers:
-            self._left, self._parse = int(headers["content-length"]), self._length
-        else:
-            self._left, self._parse = (0, self._length) if status in ("204", "304") else (1, self._to_end)
         reply.wake()
         if self._parse == self._length and not self._left:
             self._end()

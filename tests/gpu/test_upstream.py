@@ -131,6 +131,10 @@ def test_bytes_one_by_one() -> None:
         b"not HTTP at all\r\n\r\n",
         CHUNKED.replace(b"7;x=y", b"-7"),
         CHUNKED.replace(b"hello", b"hell"),
+        CHUNKED.replace(b"ed\r\n", b"ed, gzip\r\n"),
+        b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\nhello, world",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1_2\r\n\r\nhello, world",
+        b"HTTP/1.1 000 OK\r\ncontent-length: 5\r\n\r\nhello",
     ],
 )
 def test_an_answer_that_breaks_off_or_makes_no_sense_may_have_arrived(answer: bytes) -> None:
