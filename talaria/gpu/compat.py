@@ -14,6 +14,8 @@ from http import HTTPStatus
 from typing import Any, Final, Literal
 
 TESTED_VERSION: Final = "0.5.23"
+SHORTEN: Final = "talaria: shorten"
+"""Message of an abort that ``hooks.stop`` takes for its own."""
 _INPUT_MARGIN_TOKENS: Final = 5
 """What SGLang keeps of its longest request for output (``TpModelWorker.get_worker_info``)."""
 
@@ -34,6 +36,7 @@ MESSAGE_STREAM = _MESSAGES + "_handle_streaming"
 MESSAGE_COUNT = _MESSAGES + "handle_count_tokens"
 ENCODE = "sglang.srt.entrypoints.openai.parallel_prompt_encode.parallel_prompt_encode"
 CREATE = _SCHEDULER + "_create_generation_req"
+ABORT = _SCHEDULER + "abort_request"
 PAUSED = _SCHEDULER + "_record_scheduler_state_for_paused_engine"
 GRAMMAR = _GRAMMARS + "process_req_with_grammar"
 GRAMMARS_READY = _GRAMMARS + "get_ready_grammar_requests"
@@ -52,6 +55,8 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase._convert_to_internal_request": ("self", "request", "raw_request"),
     ENCODE: ("tokenizer", "text", "encode_kwargs"),
     CREATE: ("self", "recv_req"),
+    ABORT: ("self", "recv_req"),
+    _SCHEDULER + "collect_inflight_reqs": ("self",),
     PAUSED: ("self",),
     GRAMMAR: ("self", "req"),
     GRAMMARS_READY: ("self",),
@@ -65,6 +70,7 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     _MANAGER + "_stream_one_response": ("self", "obj", "state", "request"),
     _MANAGER + "_handle_abort_req": ("self", "recv_obj"),
     _MANAGER + "abort_request": ("self", "rid"),
+    _MANAGER + "_dispatch_to_scheduler": ("self", "obj"),
     _MANAGER + "get_internal_state": ("self",),
     _MANAGERS + "io_struct.GenerateReqInput.normalize_batch_and_arguments": ("self",),
     _MANAGERS + "io_struct.GenerateReqInput.contains_mm_input": ("self",),
@@ -92,7 +98,7 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     _MANAGERS + "io_struct.BatchStrOutput": (
         "rids", "finished_reasons", "output_strs", "output_ids", "cached_tokens", "cached_tokens_details", "weight_versions",
     ),
-    _MANAGERS + "io_struct.AbortReq": ("rid", "finished_reason"),
+    _MANAGERS + "io_struct.AbortReq": ("rid", "finished_reason", "abort_message"),
     _MANAGERS + "io_struct.GetInternalStateReqOutput": ("internal_state",),
     "sglang.srt.sampling.sampling_params.SamplingParams": (
         "max_new_tokens", "min_new_tokens", "custom_params", "stop_strs", "beam_width",
@@ -102,7 +108,8 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
         "send_output_token_logprobs_offset", "return_logprob", "logprob", "grammar",
     ),
     _MANAGERS + "schedule_batch.ScheduleBatch": ("enable_overlap", "reqs"),
-    _MANAGERS + "scheduler.Scheduler": ("batch_result_processor",),
+    _MANAGERS + "scheduler.Scheduler": ("batch_result_processor", "waiting_queue", "grammar_manager", "chunked_req"),
+    _GRAMMARS.rstrip("."): ("grammar_queue",),
     _MESSAGES.rstrip("."): ("openai_serving_chat",),
 }  # fmt: skip
 """Classes and the attributes of theirs that are read or written."""
@@ -216,6 +223,13 @@ def finish(manager: Any, rid: str, status: int, why: str) -> None:
     known = status in {known.value for known in HTTPStatus}
     reason = {"type": "abort", "status_code": HTTPStatus(status if known else 500), "message": why}
     manager._handle_abort_req(AbortReq(rid=rid, finished_reason=reason))
+
+
+def shorten(manager: Any, rid: str) -> None:
+    """Asks the scheduler, by an abort that is none, to end a request for its length at its next token."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    manager._dispatch_to_scheduler(AbortReq(rid=rid, abort_message=SHORTEN))
 
 
 def stop_server(why: str) -> None:

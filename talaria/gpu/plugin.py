@@ -15,6 +15,6 @@ def load() -> None:
     if SOCKET_VARIABLE not in os.environ:
         return
     from talaria.gpu import compat
-    from talaria.gpu.hooks import hold, offload, pause, resume, telemetry, tokenise
+    from talaria.gpu.hooks import hold, offload, pause, resume, stop, telemetry, tokenise
 
-    compat.install([*hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
+    compat.install([*hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS, *telemetry.HOOKS])

@@ -156,6 +156,8 @@ class Engine:
                 self._heap[index] = (boundary, order, run)
                 heapq.heapify(self._heap)
                 return
+        if any(run in runs for runs, _, _ in self._queue):
+            run.grant = 0  # it ends with its prefill
 
     def abort(self) -> None:
         """The engine is gone, and everything in it; nothing is reported."""
@@ -266,4 +268,4 @@ class Engine:
 def _reason(run: Run) -> str:
     if run.view.generated_tokens >= run.output_tokens:
         return "finished"
-    return "grant" if run.end_step - run.start_step >= run.grant else "stopped"
+    return "grant" if 0 < run.grant <= run.end_step - run.start_step else "stopped"

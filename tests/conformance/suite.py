@@ -15,6 +15,7 @@ import pytest
 from talaria.policy.calls import LineKey
 from talaria.policy.codec import CODEC
 from talaria.policy.instance import (
+    Admit,
     Arrived,
     Cancelled,
     EngineDown,
@@ -24,8 +25,10 @@ from talaria.policy.instance import (
     LeaseChanged,
     Rejected,
     RestoredShort,
+    Resume,
     SegmentEnded,
     StageProgress,
+    Stop,
     SwitchDone,
     SwitchFailed,
     Tick,
@@ -58,6 +61,22 @@ def _cancel(scene: Scene, which: int) -> None:
     if not scene.live():
         scene.first("fickle")
     scene.world.cancel(scene.live()[which])
+
+
+def stop(scene: Scene) -> None:
+    """All segments that run are ended early, twice over."""
+    for _ in range(2):
+        scene.world.command(Stop(tuple(forwarded(scene))))
+
+
+def forwarded(scene: Scene) -> list[int]:
+    """Calls that run after the last step."""
+    if not scene.world.steps:
+        return []
+    last = scene.world.steps[-1]
+    running = [call_id for model in last.view.models.values() for call_id in model.running]
+    batches = [command.batch for command in last.commands if isinstance(command, Admit | Resume)]
+    return running + [call_id for batch in batches for call_id, _ in batch]
 
 
 def refuse(scene: Scene) -> None:
@@ -125,6 +144,7 @@ HAPPENINGS: dict[str, tuple[type, Callable[[Scene], None]]] = {
     "a late cancellation": (Cancelled, deliver(lambda scene: Cancelled(LONG_PAST))),
     "a late first token": (FirstToken, deliver(lambda scene: FirstToken(LONG_PAST))),
     "a late end of a segment": (SegmentEnded, deliver(lambda scene: SegmentEnded(LONG_PAST, 10, "finished"))),
+    "what runs is stopped": (SegmentEnded, stop),
     "the next call is refused": (Rejected, refuse),
     "a late refusal": (Rejected, deliver(lambda scene: Rejected(LONG_PAST, "no free KV"))),
     "less is restored": (RestoredShort, deliver(lambda scene: RestoredShort(_some_call(scene), 64))),
@@ -178,6 +198,22 @@ class Conformance:
         for turn in range(3):
             (scene.again if turn else scene.first)("goes on")
             scene.world.settle()
+        assert_rest(scene)
+
+    @pytest.mark.parametrize("phase", ["P", "D1", "SP", "D", "D_fin", "hot P", "hot D"])
+    def test_a_stopped_segment_says_so_and_its_call_goes_on(self, phase: str) -> None:
+        scene = self.scene(PHASES[phase].setup)
+        PHASES[phase].enter(scene)
+        running = forwarded(scene)
+        assert running
+        scene.world.command(Stop(tuple(running)))
+        before = len(scene.world.steps)
+        scene.world.settle()
+        ends: dict[int, str] = {}
+        for step in scene.world.steps[before:]:
+            if isinstance(step.event, SegmentEnded):
+                ends.setdefault(step.event.call_id, step.event.reason)
+        assert {ends[call_id] for call_id in running} == {"stopped"}
         assert_rest(scene)
 
     def test_snapshots_count_submissions_and_versions(self) -> None:

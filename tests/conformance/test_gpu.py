@@ -128,6 +128,9 @@ class AgentWorld:
         first, self._fresh = self._fresh + 1_000_000, self._fresh + count
         return b"".join(token.to_bytes(4, "little") for token in range(first, first + count))
 
+    def command(self, command: Command) -> None:
+        self.do(lambda: self.instance._execute(command))
+
     def cancel(self, call_id: int) -> None:
         self.do(lambda: self.instance.end_early(self.instance.runs[call_id], 499, "its client went away"))
 

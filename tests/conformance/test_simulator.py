@@ -66,6 +66,9 @@ class SimulatedWorld:
         self._truth[call.id] = CallTruth(node, output_tokens)
         self.instance.submit(call)
 
+    def command(self, command: Command) -> None:
+        self.instance._execute(command)
+
     def cancel(self, call_id: int) -> None:
         self.instance.cancel(call_id)
 

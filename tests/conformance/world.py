@@ -64,6 +64,9 @@ class World(Protocol):
     def submit(self, call: Call, output_tokens: int) -> None:
         """Hand ``call`` to the instance; the model will answer with exactly ``output_tokens``."""
 
+    def command(self, command: Command) -> None:
+        """Have ``command`` carried out, as if the slot scheduler had given it."""
+
     def cancel(self, call_id: int) -> None:
         """The client of a call that has not ended goes away."""
 

@@ -10,7 +10,7 @@ from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.kv.mirror import KvMirror
-from talaria.gpu.protocol.engine import ABI, Drop, Ended, FromEngine, Grant, Held, Hello, Progress, ToEngine
+from talaria.gpu.protocol.engine import ABI, Drop, Ended, FromEngine, Grant, Held, Hello, Progress, Stop, ToEngine
 from talaria.policy.snapshot import Residency
 from talaria.policy.timing import Timing
 
@@ -28,6 +28,7 @@ class _Call:
     reported: int = 0
     cached_tokens: int = 0
     prefilled: bool = False
+    stopping: bool = False
     drop: bool = False
 
     @property
@@ -62,10 +63,12 @@ class _Engine:
             return
         if isinstance(message, Grant):
             call.steps_left = message.steps + (not call.output)
-            call.prefilled = False
+            call.prefilled = call.stopping = False
             self._granted.append(call)
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run())
+        elif isinstance(message, Stop):
+            call.stopping = True
         elif isinstance(message, Drop):
             call.drop = True
             del self.calls[call.id]
@@ -101,11 +104,11 @@ class _Engine:
         call.output += range(len(call.output), len(call.output) + tokens)
         call.steps_left -= tokens
         finished = len(call.output) >= call.limit
-        if finished or call.steps_left <= 0:
+        if finished or call.stopping or call.steps_left <= 0:
             self._running.remove(call)
             self._store(call)
-            reason = "finished" if finished else "grant"
-            if reason != "grant":
+            reason = "finished" if finished else "grant" if call.steps_left <= 0 else "stopped"
+            if finished:
                 del self.calls[call.id]
             new = call.tokens[len(call.prompt) + 4 * call.reported :]
             self._say(self.model, Ended(call.id, reason, len(call.output), new, call.cached_tokens))

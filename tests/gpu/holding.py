@@ -92,6 +92,8 @@ class Granter:
         self.hellos = 0
         self.steps: Iterable[int] = (10**6,)
         self.between: Callable[[], Awaitable[None]] | None = None
+        self.stop_at: type[engine.Grant | engine.Progress] | None = None
+        """A ``Stop`` follows every message of this kind."""
         self.granting = True
         """False: no call is granted anything by itself."""
         self._seen: defaultdict[str, list[Any]] = defaultdict(list)
@@ -136,7 +138,9 @@ class Granter:
             self.hellos += 1
         else:
             self._seen[message.call].append(message)
-            held = isinstance(message, engine.Held) or (isinstance(message, engine.Ended) and message.reason == "grant")
+            if self.stop_at is type(message):
+                self.send(engine.Stop(message.call))
+            held = isinstance(message, engine.Held) or (isinstance(message, engine.Ended) and message.reason in engine.HELD_AGAIN)
             if self.granting and held:
                 task = asyncio.get_running_loop().create_task(self._grant(message))
                 self._tasks.add(task)
@@ -150,6 +154,8 @@ class Granter:
         elif self.between is not None:
             await self.between()
         self.send(engine.Grant(message.call, next(self._grants[message.call])))
+        if self.stop_at is engine.Grant:
+            self.send(engine.Stop(message.call))
 
     async def until(self, holds: Callable[[], Any]) -> Any:
         """Waits for ``holds()`` to be true and returns it. Raises TimeoutError."""
@@ -167,7 +173,9 @@ class Granter:
 
     async def last(self, call: str) -> engine.Ended:
         """The call's last word."""
-        final: engine.Ended = await self.until(lambda: next((m for m in self.of(call, engine.Ended) if m.reason != "grant"), None))
+        final: engine.Ended = await self.until(
+            lambda: next((end for end in self.of(call, engine.Ended) if end.reason not in engine.HELD_AGAIN), None)
+        )
         return final
 
     def output(self, call: str) -> list[int]:

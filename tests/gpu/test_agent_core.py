@@ -8,7 +8,7 @@ import pytest
 
 from talaria.gpu.agent.instance import BROKEN_OFF_S, LEASE_WORD_S, MOST_ATTEMPTS
 from talaria.policy.calls import Call, LineKey
-from talaria.policy.instance import Admit, Cancelled, Close, EngineDown, LeaseChanged, Open, SegmentEnded, Switch, SwitchFailed
+from talaria.policy.instance import Admit, Cancelled, Close, EngineDown, LeaseChanged, Open, SegmentEnded, Stop, Switch, SwitchFailed
 from talaria.policy.knobs import Knobs
 from talaria.policy.snapshot import Residency
 from tests.conformance.scenes import Scene, admitted, commanded, first_decode, swapped
@@ -147,6 +147,22 @@ def test_an_answer_that_breaks_off_while_its_engine_lives_is_a_failure_after_a_w
     assert world.advance(lambda: bool(world.endings), 60.0)
     assert world.endings == [(call.id, "failed")] and world.now_s() == pytest.approx(began_s + BROKEN_OFF_S)
     world.settle()
+    assert_rest(scene)
+
+
+def test_a_call_that_is_stopped_while_its_prompt_is_rendered_again_has_one_token_first() -> None:
+    scene, world = scene_of()
+    call = scene.first("a", output=400)
+    scene.until(scene.running(call))
+    world.rendering_s = 0.5
+    world.crash(0)
+    world.recover()
+    scene.until(admitted("P"))
+    world.command(Stop((call.id,)))
+    world.settle()
+    again = next(at for at, step in enumerate(world.steps) if isinstance(step.event, EngineDown))
+    ends = [step.event for step in world.steps[again:] if isinstance(step.event, SegmentEnded)]
+    assert (ends[0].tokens, ends[-1].reason) == (1, "finished") and len(ends) > 1
     assert_rest(scene)
 
 

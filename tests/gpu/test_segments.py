@@ -140,6 +140,33 @@ def test_a_stop_string_across_a_boundary_is_found_and_no_part_of_it_told(held_en
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("moment", [engine.Grant, engine.Progress], ids=["before they begin", "at every token"])
+def test_an_answer_whose_segments_are_stopped_reads_like_an_unstopped_one(
+    held_engine: HeldEngine, moment: type[engine.Grant | engine.Progress]
+) -> None:
+    async def check() -> None:
+        async with desk(held_engine) as at:
+            at.agent.stop_at = moment
+            reasons: list[str] = []
+            for path, body in [*CASES.values(), *await _that_end_by_themselves(at)]:
+                ends = await _same(at, path, _body(path, body, True), (10**6,))
+                assert ends[-1].reason == "finished"
+                reasons += [end.reason for end in ends[:-1]]
+            assert set(reasons) == {"stopped"} and len(reasons) > len(CASES)
+
+    asyncio.run(check())
+
+
+async def _that_end_by_themselves(at: Desk) -> list[tuple[str, dict[str, Any]]]:
+    """Requests that end with a stop string, or a stop token, which the stop of a segment may meet."""
+    path, request = "/v1/completions", {"prompt": "read the file and fix", "max_tokens": 40}
+    _, whole = await at.post(path, _body(path, request, False))
+    text = json.loads(whole)["choices"][0]["text"]
+    stops = [{"stop": [text[at_char : at_char + 9]]} for at_char in range(len(text) // 3, len(text) // 3 + 6)]
+    _, whole = await at.post("/generate", {"text": request["prompt"], "sampling_params": {"temperature": 0, "max_new_tokens": 40}})
+    return [(path, request | stop) for stop in [*stops, *({"stop_token_ids": [token]} for token in json.loads(whole)["output_ids"][4:9])]]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 def test_tokens_are_those_of_a_single_run_and_none_more_than_granted(held_engine: HeldEngine, steps: int) -> None:
     async def check() -> None:
@@ -234,6 +261,9 @@ def test_answers_in_segments_are_exact_on_engines_of_other_kinds_too(
             for path, body in CASES.values():
                 for stream in (False, True):
                     assert len(await _same(at, path, _body(path, body, stream), (0, 2, 5))) >= 3
+            at.agent.stop_at = engine.Progress
+            for path, body in CASES.values():
+                await _same(at, path, _body(path, body, True), (10**6,))
 
     with running_engine(settings, tiny_models / "qwen3", tmp_path, tp=tp, arguments=arguments) as held:
         asyncio.run(check(held))

@@ -22,6 +22,7 @@ from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.protocol.agent import Switched
 from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress
+from talaria.gpu.protocol.engine import Stop as StopSegment
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import (
     Admit,
@@ -265,7 +266,8 @@ class AgentInstance:
         elif type(command) is Report:
             self._report(command.round)
         elif type(command) is Stop:
-            raise NotImplementedError("an abort is not exact: segments end by their grants")
+            for call_id in command.call_ids:
+                self._stop(call_id)
 
     def _wake_at(self, until_s: float | None) -> None:
         if until_s == self._tick_at_s:
@@ -378,6 +380,16 @@ class AgentInstance:
         self._heard_s[run.model] = self.clock()
         self._engines.send(run.model, Grant(run.engine_id, steps))
 
+    def _stop(self, call_id: int) -> None:
+        """The segment ends at its next token, or by itself before its engine hears of it; one that has not begun has that token only."""
+        run = self.runs.get(call_id)
+        if run is None:
+            return
+        if run.granted:
+            self._engines.send(run.model, StopSegment(run.engine_id))
+        elif run.grant_steps is not None:
+            run.grant_steps = 0
+
     # --- what engines say ------------------------------------------------------------------------------------------
 
     def heard(self, model: str, message: FromEngine) -> None:
@@ -431,7 +443,7 @@ class AgentInstance:
         else:
             run.on_device = True
             model.held[run.id] = model.running.pop(run.id)
-            self._happened(SegmentEnded(run.id, message.output_tokens, "grant"))
+            self._happened(SegmentEnded(run.id, message.output_tokens, message.reason))
 
     def _finished(self, run: AgentCall) -> None:
         """The scheduler hears of it when the line's lease is known, or soon after: else its slot would close in a return's face."""

@@ -44,7 +44,8 @@ class Call:
         self._output: array[int] = array("q")
         self._granted_tokens = 0
         self._segment_start = 0
-        self._running = False
+        self._running = self._sent = self._stopping = False
+        """A segment runs; the scheduler has it; it is to end before its grant."""
         self._text_chars = 0
         """Of the call, passed on to the client's stream."""
         self._seen_chars = 0
@@ -57,7 +58,7 @@ class Call:
         if self._running or self.ended:
             _log.error("talaria: a grant for %s, which is not held", self.id)
             return
-        self._running = True
+        self._running, self._sent, self._stopping = True, False, False
         done = len(self._output)
         self._segment_start = done
         self._granted_tokens = min(self._limit_tokens, done + max(1, steps if done else 1 + steps))
@@ -71,9 +72,19 @@ class Call:
             return
         try:
             await self._manager._send_one_request(self._segment())
+            self._sent = True
+            if self._stopping:
+                compat.shorten(self._manager, self.id)
         except Exception as error:
             _log.exception("talaria: a segment of %s could not be sent", self.id)
             self.drop(500, f"the engine could not run it: {type(error).__name__}")
+
+    def stop(self) -> None:
+        """Ends the running segment at its next token. That is the scheduler's to do: it alone knows which token is the next."""
+        if self._running and not self._stopping and not self.ended:
+            self._stopping = True
+            if self._sent:
+                compat.shorten(self._manager, self.id)
 
     def _segment(self) -> Any:
         """The request that the scheduler gets: all there is so far, and limits for the whole."""
@@ -93,22 +104,30 @@ class Call:
         """Takes note of the scheduler's output for this call and makes it part of one unbroken generation."""
         self._output.extend(batch.output_ids[index])
         done, finish = len(self._output), batch.finished_reasons[index]
-        more = finish is not None and finish["type"] == "length" and self._granted_tokens <= done < self._limit_tokens
+        again = "" if finish is None else self._held_again(finish, done)
         self._host.send(engine.Progress(self.id, done))
         if finish is not None:
             self._running = False
-            self._tell_end(finish, more, _device_tokens(batch, index))
-        if more:
+            self._tell_end(finish, again, _device_tokens(batch, index))
+        if again:
             batch.finished_reasons[index] = None
             if batch.weight_versions is not None:
                 batch.weight_versions[index] = None
             self._state.dispatched = False
-        batch.output_strs[index] = self._text(batch.output_strs[index], more)
+        batch.output_strs[index] = self._text(batch.output_strs[index], more=bool(again))
         self._report_first_cached(batch, index)
 
-    def _tell_end(self, finish: dict[str, Any], more: bool, cached_tokens: int) -> None:
-        if more:
-            reason, why = "grant", ""
+    def _held_again(self, finish: dict[str, Any], done: int) -> str:
+        """By which of ``HELD_AGAIN`` the segment has ended; empty: the call has."""
+        if finish["type"] != "length" or done >= self._limit_tokens:
+            return ""
+        if done >= self._granted_tokens:
+            return "grant"
+        return "stopped" if self._stopping else ""
+
+    def _tell_end(self, finish: dict[str, Any], again: str, cached_tokens: int) -> None:
+        if again:
+            reason, why = again, ""
         elif finish["type"] == "abort":
             reason, why = "failed", str(finish.get("message") or "the engine ended it")
         else:
@@ -118,11 +137,11 @@ class Call:
     def _send_end(self, reason: str, why: str, cached_tokens: int) -> None:
         tokens = array("I", self._output[self._segment_start :]).tobytes()
         self._host.send(engine.Ended(self.id, reason, len(self._output), tokens, cached_tokens, why))
-        if reason != "grant":
+        if reason not in engine.HELD_AGAIN:
             self.ended = True
             self._host.forget(self)
 
-    def _text(self, delta: str, more: bool) -> str:
+    def _text(self, delta: str, *, more: bool) -> str:
         """What of the engine's text the client may have now and has not yet.
 
         The engine tells the text of each segment from the start of the output on. At the end of a segment it tells all; what may

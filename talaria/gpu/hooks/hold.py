@@ -84,6 +84,8 @@ class Holder:
             return
         if isinstance(message, engine.Grant):
             call.grant(message.steps)
+        elif isinstance(message, engine.Stop):
+            call.stop()
         else:
             call.drop(message.status, message.why)
 

@@ -2,8 +2,8 @@
 
 The agent posts a client's request to the engine's ordinary endpoint at once, with ``CALL_HEADER``. The engine renders and
 tokenises it; the plugin then holds the call (``Held``) until the agent grants it decode steps (``Grant``), runs one segment,
-and holds it again (``Ended`` with reason ``grant``) until the next. So admission is the agent's, and every template, parser and
-stream format is the engine's own.
+and holds it again (``Ended`` with reason ``grant``, or ``stopped`` after a ``Stop``) until the next. So admission is the
+agent's, and every template, parser and stream format is the engine's own.
 
 A frame is a length (4 bytes, big endian) and a message in MessagePack. Either side closes the connection on a frame that it
 cannot read. One connection per engine; the plugin connects, says ``Hello``, and tries again after a loss, which ends every
@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-ABI: Final = 1
+ABI: Final = 2
 """Version of this protocol and of the hooks behind it; an agent refuses any other."""
 CALL_HEADER: Final = "x-talaria-call"
 """Carries ``call_id(number)``. A request without it passes through the plugin untouched."""
@@ -25,6 +25,8 @@ SOCKET_VARIABLE: Final = "TALARIA_AGENT_SOCKET"
 MODEL_VARIABLE: Final = "TALARIA_MODEL"
 """Environment variable with the model's served name."""
 LONGEST_FRAME_BYTES: Final = 64 * 2**20
+HELD_AGAIN: Final = ("grant", "stopped")
+"""Reasons for which a segment ends that are not the end of its call."""
 
 
 def call_id(number: int) -> str:
@@ -68,10 +70,10 @@ class Progress(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """A segment is over. After ``Held`` exactly one of them has another reason than ``grant``: the call's last word, after a ``Drop`` too.
+    """A segment is over. After ``Held`` exactly one of them is no ``HELD_AGAIN``: the call's last word, after a ``Drop`` too.
 
-    ``reason``: ``finished`` (end of sequence, stop or the client's limit), ``grant`` (more to come: held again), ``aborted`` (its client
-    went away), ``failed`` (``why``; the client gets an error).
+    ``reason``: ``finished`` (end of sequence, stop or the client's limit), ``grant`` (more to come: held again), ``stopped`` (so too, by a
+    ``Stop`` before the grant's end), ``aborted`` (its client went away), ``failed`` (``why``; the client gets an error).
     """
 
     call: str
@@ -95,6 +97,12 @@ class Grant(_Message, frozen=True):
     steps: int
 
 
+class Stop(_Message, frozen=True):
+    """End the running segment after the token that is being computed; nothing happens where none runs. What is generated stays."""
+
+    call: str
+
+
 class Drop(_Message, frozen=True):
     """End the call, held or running: its client gets ``status`` with ``why``, in the endpoint's own error format."""
 
@@ -104,7 +112,7 @@ class Drop(_Message, frozen=True):
 
 
 FromEngine = Hello | Held | Progress | Ended
-ToEngine = Grant | Drop
+ToEngine = Grant | Stop | Drop
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -43,6 +43,8 @@ class Run:
     """Of the first segment's input: found in the cache."""
     found_tokens: int = 0
     """Of the last one's."""
+    stopping: bool = False
+    """The segment is to end at its next token."""
     finish: str | None = None
     """``stop``, ``length`` or ``abort``."""
     error: CallError | None = None
@@ -105,10 +107,11 @@ class Engine:
                 run.output.append(word(run.prompt, len(run.output)))
                 if len(run.output) >= natural:
                     run.finish = "length" if natural == run.limit else "stop"
-            if run.finish or index == tokens - 1:
+            last = run.stopping or index == tokens - 1
+            if run.finish or last:
                 self.cache.store(run.prompt + b"".join(run.output))
             yield
-            if run.finish:
+            if run.finish or last:
                 return
 
     async def _step(self, seconds: float) -> None:

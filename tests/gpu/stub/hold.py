@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from talaria.gpu.protocol.engine import ABI, Drop, Ended, FromEngine, Grant, Held, Hello, Progress, ToEngine, frame
+from talaria.gpu.protocol.engine import ABI, Drop, Ended, FromEngine, Grant, Held, Hello, Progress, Stop, ToEngine, frame
 from tests.gpu.stub.engine import CallError, Engine, Run
 
 RETRY_S = 0.1
@@ -46,14 +46,15 @@ class Hold:
             self._say(Held(run.id, run.prompt, run.limit))
             while run.finish is None:
                 steps = await self._grant(run.id)
-                before = len(run.output)
+                run.stopping, before = False, len(run.output)
                 budget = max(1, steps) if before else 1 + steps
                 async with aclosing(self._engine.segment(run, budget)) as tokens:
                     async for _ in tokens:
                         self._say(Progress(run.id, len(run.output)))
                         if len(run.output) - before < budget and run.finish is None:
                             yield
-                reason = "grant" if run.finish is None else "failed" if run.finish == "abort" else "finished"
+                more = "grant" if len(run.output) - before == budget else "stopped"
+                reason = more if run.finish is None else "failed" if run.finish == "abort" else "finished"
                 ended = run.finish is not None
                 self._say(Ended(run.id, reason, len(run.output), b"".join(run.output[before:]), run.found_tokens))
                 yield
@@ -80,6 +81,8 @@ class Hold:
             future = self._granted.pop(message.call, None)
             if future is not None and not future.done():
                 future.set_result(message.steps)
+        elif isinstance(message, Stop) and message.call in self._runs:
+            self._runs[message.call].stopping = True
         elif isinstance(message, Drop) and message.call in self._runs:
             self._runs[message.call].end(CallError(message.status, message.why))
 
