@@ -107,6 +107,19 @@ class Router(ABC):
         """What the router's own rule sees in ``instance``, in words."""
         return ""
 
+    # --- tuning -----------------------------------------------------------------------------------------------------
+
+    def set_knobs(self, knobs: Knobs, now_s: float) -> None:
+        """Decide by ``knobs`` from now on. Leases that were granted keep their expiry, queued calls their place and deadline."""
+        self.knobs = knobs
+        self._overlay.lease_charge_s = knobs.lease_charge_s
+        self._fleet.set_knobs(knobs)
+        self._sessions.output_alpha = knobs.ewma_alpha
+        self._leases.tau_s = knobs.tau_s if self.has_leases else 0.0
+        self._queue.set_limits(knobs.queue_limit, knobs.queue_deadline_s)
+        self._pricer.set_round_steps(self._fleet.round_bound_s / knobs.t_tpot_s)
+        self._retry_soon(now_s)
+
     # --- telemetry --------------------------------------------------------------------------------------------------
 
     def observe(self, snapshot: InstanceSnapshot, now_s: float) -> None:

@@ -90,6 +90,10 @@ class Pricer:
         self._priced: tuple[Arrival, Costs] | None = None
         """The last answer: an explanation asks for it once per instance."""
 
+    def set_round_steps(self, round_steps: float) -> None:
+        """Other knobs: what was priced before is priced anew."""
+        self._round_steps, self._priced = round_steps, None
+
     def arrival(self, call: Call, now_s: float) -> Arrival:
         """``call`` at ``now_s`` with everything that its prices depend on."""
         return Arrival(call, now_s, self._demand(call), self._held_prefixes(call))

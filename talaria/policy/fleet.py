@@ -86,6 +86,13 @@ class Fleet:
         self._risk_s = [0.0] * size
         self._seen_calls = [0] * size
 
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Every column is written anew, and what is fresh stays so for the new time from when it was received."""
+        self.fresh_until_s += knobs.stale_after_s - self._knobs.stale_after_s
+        self._knobs, self.round_bound_s = knobs, knobs.gamma * knobs.t_ttft_s
+        self._risk_s = [min(self.round_bound_s, risk_s) for risk_s in self._risk_s]
+        self._unwritten |= {i: snapshot for i, snapshot in enumerate(self.snapshots) if snapshot is not None}
+
     def columns(self, model: str) -> ModelColumns | None:
         """None for a model that no snapshot has named."""
         self.refresh()

@@ -28,7 +28,7 @@ class HotSlots:
     """Any waiting call is admitted at any decode boundary, within KV and prefill limits."""
 
     def __init__(self, knobs: Knobs) -> None:
-        self._knobs = knobs
+        self.knobs = knobs
         self.switching = Switching()
         self._slot: Slot | None = None
         """The busy period: from the first call after idleness, cut where it is summed up."""
@@ -82,14 +82,14 @@ class HotSlots:
         if slot.rejected and not slot.pending and not held and not model.running:
             commands.append(Wait(now_s + STALL_RETRY_S))
         idle = not has_work(model)
-        if idle or now_s - slot.opened_s > self._knobs.t_ttft_s:
+        if idle or now_s - slot.opened_s > self.knobs.t_ttft_s:
             self._report(slot, model, idle, now_s, commands)
 
     def _admit(self, slot: Slot, model: ModelView, max_running: int, now_s: float, commands: list[Command]) -> None:
         waiting = [item for call_id, item in model.waiting.items() if call_id not in slot.rejected]
         if not waiting:
             return
-        budget_s = self._knobs.gamma * self._knobs.t_ttft_s
+        budget_s = self.knobs.gamma * self.knobs.t_ttft_s
         batch = choose(
             fair_order(waiting), model.timing, budget_s=budget_s, free_kv_tokens=model.free_kv_tokens,
             room=max_running - len(model.running) - len(model.held), output_tokens=UNLIMITED_STEPS, alone_s=budget_s,

@@ -38,6 +38,10 @@ class CallQueue:
     def __len__(self) -> int:
         return self._length
 
+    def set_limits(self, limit: int, deadline_s: float) -> None:
+        """For calls that join from now on."""
+        self._limit, self._deadline_s = limit, deadline_s
+
     def queued_of(self, model: str) -> int:
         """How many calls of ``model`` are queued, over all tenants."""
         return self._of_model.get(model, 0)

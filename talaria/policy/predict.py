@@ -33,7 +33,7 @@ class Predictor:
 
     def __init__(self, profiles: dict[str, Timing], alpha: float) -> None:
         self._profiles = dict(profiles)
-        self._alpha = alpha
+        self.alpha = alpha
         self._scale = {model: [1.0, 1.0, 1.0] for model in profiles}
         self._timing = dict(profiles)
 
@@ -53,7 +53,7 @@ class Predictor:
                 if actual_s > 0.0 and predicted_s > 0.0:
                     ratio = actual_s / predicted_s
                     ratio = _MAX_RATIO if ratio > _MAX_RATIO else 1.0 / _MAX_RATIO if ratio < 1.0 / _MAX_RATIO else ratio
-                    scale[kind] *= 1.0 + self._alpha * (ratio - 1.0)
+                    scale[kind] *= 1.0 + self.alpha * (ratio - 1.0)
                     moved = True
             if moved:
                 prefill, decode, switch = scale

@@ -42,7 +42,7 @@ class DemandWindow:
     """
 
     def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
+        self.window_s = window_s
         self._times: dict[str, deque[float]] = {}
 
     def record(self, model: str, now_s: float) -> None:
@@ -60,7 +60,7 @@ class DemandWindow:
         return len(times)
 
     def _prune(self, times: deque[float], now_s: float) -> None:
-        horizon_s = now_s - self._window_s
+        horizon_s = now_s - self.window_s
         while times and times[0] <= horizon_s:
             times.popleft()
 

@@ -46,6 +46,10 @@ class ResidencyRouter(Router):
         super().__init__(instances, knobs, nu_s, output_tokens)
         self._window = DemandWindow(knobs.control_window_s)
 
+    def set_knobs(self, knobs: Knobs, now_s: float) -> None:
+        super().set_knobs(knobs, now_s)
+        self._window.window_s = knobs.control_window_s
+
     def _decide(self, arrival: Arrival) -> Decision:
         lease = self._leases.match(arrival.call, arrival.now_s)
         denied = ""

@@ -62,7 +62,8 @@ class SessionTable:
     ) -> None:  # fmt: skip
         self._sessions: OrderedDict[tuple[str, str], SessionEntry] = OrderedDict()
         self._outputs = dict(output_tokens or {})
-        self._alpha, self._max_sessions, self._idle_limit_s = output_alpha, max_sessions, idle_limit_s
+        self.output_alpha = output_alpha
+        self._max_sessions, self._idle_limit_s = max_sessions, idle_limit_s
         self._in_use_since_s = float("-inf")
         """No session was used last before this."""
 
@@ -102,7 +103,7 @@ class SessionTable:
         line.completed_on, line.completed_s = instance, now_s
         line.kv_tokens = usage.prompt_tokens + usage.output_tokens
         old = self._outputs.get(key.model, float(usage.output_tokens))
-        self._outputs[key.model] = old + self._alpha * (usage.output_tokens - old)
+        self._outputs[key.model] = old + self.output_alpha * (usage.output_tokens - old)
 
     def expected_output_tokens(self, call: Call) -> float:
         """The call's own expectation, else the moving average of its model's outputs, which begins at the prior."""

@@ -83,6 +83,11 @@ class SlotScheduler:
         self._stalled = False
         """The engine took nothing of what waits in a whole pass: no new pass before something happens."""
 
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Decide by ``knobs`` from the next step on. The open round keeps its plan: order, length and protected steps."""
+        self._knobs = self._hot.knobs = knobs
+        self._protected_steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
+
     # --- events ---------------------------------------------------------------------------------------------------
 
     def step(self, event: Event, view: EngineView, now_s: float) -> list[Command]:

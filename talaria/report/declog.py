@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from talaria.errors import InputError
 from talaria.policy.codec import CODEC, Json
 from talaria.policy.instance import Command, EngineView, Event
+from talaria.policy.knobs import Knobs
 
 SCHEMA = "talaria.decisions/1"
 
@@ -38,6 +39,11 @@ def slots_record(instance: str, event: Event, view: EngineView, now_s: float, co
     encoded = [CODEC.encode(command) for command in commands]
     inputs = {"event": CODEC.encode(event), "view": CODEC.encode(view)}
     return {"who": "slots", "instance": instance, "now_s": now_s, **inputs, "commands": encoded}
+
+
+def slots_knobs_record(instance: str, knobs: Knobs, now_s: float) -> dict[str, Json]:
+    """The slot scheduler of ``instance`` was given other knobs; it commands nothing."""
+    return {"who": "slots", "instance": instance, "now_s": now_s, "knobs": CODEC.encode(knobs), "commands": []}
 
 
 def as_line(record: dict[str, Json]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from talaria.policy.calls import Call, LineKey
+from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease
 from talaria.policy.router import Overloaded, Routed, Router, Usage
 from talaria.policy.snapshot import InstanceSnapshot
@@ -27,6 +28,10 @@ class RecordingRouter:
         self._router = router
         self._log = log
         self._clock = clock
+
+    def set_knobs(self, knobs: Knobs, now_s: float) -> None:
+        self._router.set_knobs(knobs, now_s)
+        self._log.router("set_knobs", (knobs, now_s), None, now_s)
 
     def observe(self, snapshot: InstanceSnapshot, now_s: float) -> None:
         self._router.observe(snapshot, now_s)

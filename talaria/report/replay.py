@@ -78,10 +78,22 @@ class _Policies:
             case {"who": "slots", "instance": str(instance), "now_s": int() | float() as now_s, "commands": logged, **inputs}:
                 if instance not in self.slots:
                     raise unknown_name("instance", instance, self.slots)
-                step, event, view = self.slots[instance].step, CODEC.decode(inputs.get("event")), CODEC.decode(inputs.get("view"))
-                return f"slots of {instance}", logged, lambda: [CODEC.encode(command) for command in step(event, view, now_s)]
+                return f"slots of {instance}", logged, _step(self.slots[instance], inputs, now_s)
             case _:
                 raise _Broken("is no record of a router or slots decision")
+
+
+def _step(slots: SlotScheduler, inputs: Json, now_s: float) -> Callable[[], Json]:
+    """What a slots record tells the scheduler: other knobs, which it answers with nothing, or an event."""
+    knobs, event, view = (CODEC.decode(inputs.get(name)) for name in ("knobs", "event", "view"))
+
+    def decide() -> Json:
+        if knobs is None:
+            return [CODEC.encode(command) for command in slots.step(event, view, now_s)]
+        slots.set_knobs(knobs)
+        return []
+
+    return decide
 
 
 def replay(path: Path, on_decision: Callable[[], None] = lambda: None) -> Differences:

@@ -10,9 +10,10 @@ from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease
 from talaria.policy.router import ROUTERS, Router, Usage
 from talaria.policy.snapshot import Capabilities
-from talaria.report.declog import DecisionLog, read_log
+from talaria.report.declog import DecisionLog, as_line, read_log, slots_knobs_record
 from talaria.report.recording import RecordingRouter
 from talaria.report.replay import replay
+from tests.policy import builders
 from tests.policy.clusters import call, key, model, routed, snapshot
 
 
@@ -29,6 +30,32 @@ def served(asked: Router | RecordingRouter) -> list[object]:
     leases = asked.drain_lease_changes()
     asked.session_ended("t", "s")
     return [placed, lease, leases, asked.next_poll_s(), asked.poll(4.0)]
+
+
+def test_a_change_of_knobs_is_an_input_that_a_replay_repeats(tmp_path: Path) -> None:
+    path, knobs = tmp_path / "decisions.jsonl", Knobs()
+    tuned, host = replace(knobs, tau_s=9.0, linger_s=0.0, t_ttft_s=3.0), builders.host("a", "b")
+    with DecisionLog(path) as log:
+        log.header(
+            scenario="s", config="c", seed=0, router="full", router_arguments={"instances": {"a": Capabilities()}, "knobs": knobs},
+            slots_arguments={"a": {"knobs": host.knobs}},
+        )  # fmt: skip
+        asked = RecordingRouter(ROUTERS["full"]({"a": Capabilities()}, knobs), log, lambda: 3.5)
+        asked.observe(snapshot("a", {"m": model()}), 1.0)
+        asked.set_knobs(tuned, 1.5)
+        lease = asked.completed(call(1), "a", Usage(1000, 0, 100), 2.0)
+        assert lease is not None and lease.expires_s == 11.0
+        host.watch = lambda made, done: log.slots("a", done.event, made.view, done.now_s, done.commands)
+        host.submit(builders.call(1, output=900), builders.call(2, "b", output=900))
+        host.run(1.0)
+        host.scheduler.set_knobs(tuned)
+        log.line(as_line(slots_knobs_record("a", tuned, 1.0)))
+        host.run(60.0)
+    assert replay(path).count == 0
+    lines = path.read_text().splitlines(keepends=True)
+    for gone in ('"set_knobs"', '"who":"slots","instance":"a","now_s":1.0,"knobs"'):
+        path.write_text("".join(line for line in lines if gone not in line))
+        assert replay(path).count > 0, "without it the answers are others"
 
 
 def test_a_recorded_router_answers_as_it_would_alone_and_every_answer_is_logged(tmp_path: Path) -> None:
