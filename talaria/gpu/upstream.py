@@ -199,10 +199,11 @@ class Upstream:
                 made = await loop.create_connection(lambda: _Connection(self, origin), origin.host, origin.port, ssl=origin.tls or None)
         except (OSError, TimeoutError) as error:
             raise UpstreamFailed(f"{origin.name} cannot be reached: {error or 'no answer'}", arrived=False) from None
-        return made[1]
-
-    def opened(self, connection: _Connection) -> None:
-        self._open.add(connection)
+        transport, connection = made
+        if transport.is_closing():
+            raise UpstreamFailed(f"{origin.name} closes what is opened", arrived=False)
+        self._open.add(connection)  # not as soon as it is made: one that is given up then may never be told that it is lost
+        return connection
 
     def free(self, connection: _Connection, origin: _Origin) -> None:
         self._idle.setdefault(origin, []).append(connection)
@@ -255,7 +256,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self, self._origin)

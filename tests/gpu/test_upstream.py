@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from talaria.gpu.upstream import Reply, Upstream, UpstreamFailed
 
@@ -179,6 +180,24 @@ def test_nobody_there_is_no_arrival() -> None:
         assert not failed.value.arrived
 
     run(test())
+
+
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+def test_calls_that_are_given_up_at_any_moment_leave_no_connection_behind(runs: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def test() -> None:
+        server = Server([CHUNKED])
+        async with served(server) as upstream:
+            for turns in range(40):
+                asking = asyncio.create_task(ask(upstream, server))
+                for _ in range(turns % 20):
+                    await asyncio.sleep(0)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                upstream.close()
+            while upstream._open:
+                await asyncio.sleep(0.001)
+
+    runs(asyncio.wait_for(test(), TEST_S))
 
 
 def test_closing_ends_whoever_waits() -> None:
