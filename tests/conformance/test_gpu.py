@@ -79,7 +79,7 @@ class AgentWorld:
 
         self.loop.run_until_complete(build())
         self._hold_down()
-        self.engines.say, self.engines.died = self.instance.heard, self.instance.died
+        self.engines.say, self.engines.died = self.instance.heard, self.instance.group.died
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         return VirtualLoop()
@@ -91,13 +91,13 @@ class AgentWorld:
         """What has died stays dead until the suite says otherwise."""
         self._mended = asyncio.Event()
         self._mended.set()
-        recover = self.instance._recover
+        recover = self.instance.group._recover
 
         async def mended(model: str) -> None:
             await self._mended.wait()
             await recover(model)
 
-        self.instance._recover = mended  # type: ignore[method-assign]
+        self.instance.group._recover = mended  # type: ignore[method-assign]
 
     def __del__(self) -> None:
         self.loop.close()
@@ -138,8 +138,7 @@ class AgentWorld:
         if not self.instance.healthy():
             return
         self._mended.clear()
-        switch = self.instance._switch
-        model = switch[1] if switch is not None else self.engines.active() or self.models[0]
+        model = self.instance.group.target or self.engines.active() or self.models[0]
         self.do(lambda: self.engines.crash(model))
 
     def recover(self) -> None:
@@ -150,7 +149,7 @@ class AgentWorld:
     def fail_switch(self, why: str) -> None:
         assert self.loop.advance(lambda: self.engines.failing is not None, 1.0)
         self.engines.fail_switch(why)
-        assert self.loop.advance(lambda: self.instance._switch is None, 10.0)
+        assert self.loop.advance(lambda: self.instance.group.target is None, 10.0)
 
     def refuse_next(self, why: str) -> None:
         refusal = self.instance._refusal
@@ -162,7 +161,7 @@ class AgentWorld:
         self.instance._refusal = refuse  # type: ignore[method-assign]
 
     def deliver(self, event: Event) -> None:
-        self.do(lambda: self.instance._happened(event))
+        self.do(lambda: self.instance.happened(event))
 
     def do(self, action: Callable[[], None]) -> None:
         """In the loop, as everything that happens to an agent."""

@@ -104,7 +104,7 @@ class EnginesWorld(AgentWorld):
         self._reached = False
         self._runs: dict[LineKey, Any] = {}
         super().__init__(setup)
-        group.say, group.died = self.instance.heard, self.instance.died
+        group.say, group.died = self.instance.heard, self.instance.group.died
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         return self.group.loop

@@ -14,13 +14,11 @@ from dataclasses import replace
 
 from talaria.gpu.agent.calls import AgentCall, Client
 from talaria.gpu.agent.decode import DecodeClock
+from talaria.gpu.agent.group import Group
 from talaria.gpu.agent.host import Engines, Host, Sizes
 from talaria.gpu.agent.memory import DeviceMemory
 from talaria.gpu.agent.seen import SeenSubmissions
-from talaria.gpu.engine.errors import EngineFailed
-from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
-from talaria.gpu.protocol.agent import Switched
 from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress
 from talaria.gpu.protocol.engine import Stop as StopSegment
 from talaria.policy.calls import Call, LineKey
@@ -31,8 +29,6 @@ from talaria.policy.instance import (
     Cancelled,
     Close,
     Command,
-    EngineDown,
-    EngineUp,
     EngineView,
     Event,
     FirstToken,
@@ -46,8 +42,6 @@ from talaria.policy.instance import (
     SegmentEnded,
     Stop,
     Switch,
-    SwitchDone,
-    SwitchFailed,
     Tick,
     Wait,
 )  # fmt: skip
@@ -97,17 +91,9 @@ class AgentInstance:
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at_s: float | None = None
         self._version = 0
-        self._switch: tuple[str | None, str] | None = None
-        """(source, target) of the switch or open under way."""
-        self._switch_task: asyncio.Task[None] | None = None
-        self._closing: list[str] = []
-        self._shutting: set[asyncio.Task[None]] = set()
-        """Parked engines that an administrator has closed, while they end."""
-        self._declined = ""
-        self._down: set[str] = set()
-        """Models whose engine died and is not yet taken away."""
         self._heard_s: dict[str, float] = {}
-        self._limits: dict[str, Hello] = {}
+        self.limits: dict[str, Hello] = {}
+        self.group = Group(self, engines, host, sizes)
         self._begin(knobs, capabilities)
 
     def _begin(self, knobs: Knobs, capabilities: Capabilities) -> None:
@@ -121,13 +107,12 @@ class AgentInstance:
         self.view.hbm_capacity_bytes = self._sizes.hbm_capacity_bytes
         self._scheduler = SlotScheduler(knobs)
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
-        self._decode = DecodeClock()
-        self._memory = DeviceMemory(self._engines, self.view, self.runs, self._limits)
-        self._asked: dict[str, bool] = {}
-        """By model: an administrator wants it open, once (True), or closed until said otherwise, whoever opens it meanwhile (False)."""
+        self.decode = DecodeClock()
+        self._memory = DeviceMemory(self._engines, self.view, self.runs, self.limits)
         self._awaiting_word: dict[LineKey, list[tuple[AgentCall, asyncio.TimerHandle]]] = {}
         self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
-        self._show_residency()
+        self.group.forget_wishes()
+        self.group.show_residency()
 
     # --- the router's face -----------------------------------------------------------------------------------------
 
@@ -141,7 +126,7 @@ class AgentInstance:
         elif self._scheduler.sits_out(run.model, self.view, self.clock()) and (why := self._engines.refusal(run.model)) is not None:
             self.end_early(run, 502, why)  # not 503: that would speak of the whole instance
         else:
-            self._arrive(run)
+            self.arrive(run)
         return run
 
     def healthy(self) -> bool:
@@ -167,7 +152,7 @@ class AgentInstance:
             return
         del model.leases[key]
         if lease[1] > self.clock() and key.model == self.view.active and not model.running:
-            self._happened(LeaseChanged(key, None))
+            self.happened(LeaseChanged(key, None))
 
     def live_leases(self) -> list[tuple[tuple[str, str, str, str], float, float]]:
         """(line, granted, expires) of all leases that have not run out."""
@@ -176,7 +161,7 @@ class AgentInstance:
 
     def most_prompt_tokens(self) -> dict[str, int]:
         """By model: the longest prompt that can be served; an engine that was never up has not said."""
-        return {name: self._memory.most_prompt_tokens(name) if name in self._limits else UNKNOWN_TOKENS for name in self.view.models}
+        return {name: self._memory.most_prompt_tokens(name) if name in self.limits else UNKNOWN_TOKENS for name in self.view.models}
 
     def forget(self, key: LineKey) -> None:
         """The session has ended: its line is of no interest any more, its cached KV lives until evicted."""
@@ -204,7 +189,7 @@ class AgentInstance:
         timing, active = model.timing, name == self.view.active
         absent = model.residency is Residency.ABSENT
         activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(0.0)
-        free_tokens = 0 if absent else self._memory.free_tokens(name) if active else self._limits[name].kv_tokens
+        free_tokens = 0 if absent else self._memory.free_tokens(name) if active else self.limits[name].kv_tokens
         return ModelSnapshot(
             model.residency, float(active), len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
             activate_s, free_tokens, self._sizes.weight_bytes[name], timing,
@@ -212,7 +197,7 @@ class AgentInstance:
 
     # --- events and commands ---------------------------------------------------------------------------------------
 
-    def _happened(self, event: Event) -> None:
+    def happened(self, event: Event) -> None:
         """Give ``event`` to the scheduler and carry out what it commands; events that follow at once wait their turn."""
         if self._stepping:
             self._inbox.append(event)
@@ -230,14 +215,14 @@ class AgentInstance:
                         until_s = command.until_s
                     else:
                         self._execute(command)
-                self._wake_at(until_s)
+                self.wake_at(until_s)
                 self._watch_phase()
                 if not self._inbox:
                     break
                 event = self._inbox.popleft()
         finally:
             self._stepping = False
-        self._do_asked()
+        self.group.do_asked()
 
     def _watch_phase(self) -> None:
         """Tell the host of each phase when it is over, for the timeline."""
@@ -248,7 +233,7 @@ class AgentInstance:
         now_s = self.clock()
         if before != "idle" and of is not None:
             self._host.phase(before, of, since_s, now_s)
-        self._phase = (phase, now_s, self._switch[1] if self._switch is not None else self.view.active)
+        self._phase = (phase, now_s, self.group.target or self.view.active)
 
     def _execute(self, command: Command) -> None:
         if type(command) is Admit:
@@ -258,18 +243,18 @@ class AgentInstance:
             for call_id, grant in command.batch:
                 self._resume(self.runs[call_id], grant)
         elif type(command) is Switch:
-            self._begin_switch(command.model)
+            self.group.switch_to(command.model)
         elif type(command) is Close:
-            self._close(command.model)
+            self.group.close(command.model)
         elif type(command) is Open:
-            self._open(command.model)
+            self.group.open(command.model)
         elif type(command) is Report:
             self._report(command.round)
         elif type(command) is Stop:
             for call_id in command.call_ids:
                 self._stop(call_id)
 
-    def _wake_at(self, until_s: float | None) -> None:
+    def wake_at(self, until_s: float | None) -> None:
         if until_s == self._tick_at_s:
             return
         if self._tick is not None:
@@ -285,7 +270,7 @@ class AgentInstance:
             self._tick = self._loop.call_later(max(left_s, _HASTE_S), self._on_tick)
             return
         self._tick = self._tick_at_s = None
-        self._happened(Tick())
+        self.happened(Tick())
 
     def _report(self, summary: RoundSummary) -> None:
         self._predictor.observe(summary)
@@ -307,12 +292,12 @@ class AgentInstance:
         run.attempts += 1
         run.client.post(run.model)
 
-    def _arrive(self, run: AgentCall) -> None:
+    def arrive(self, run: AgentCall) -> None:
         run.arrived = True
         self.seen.add(run.seq)
         self._memory.look(run)
         self.view.models[run.model].waiting[run.id] = run.view
-        self._happened(Arrived(run.view.call))
+        self.happened(Arrived(run.view.call))
 
     def _held(self, run: AgentCall, message: Held) -> None:
         """Its engine has rendered it: from now on its counts are exact."""
@@ -321,13 +306,13 @@ class AgentInstance:
             self._engines.send(run.model, Drop(run.engine_id, 504, run.dropped))
             return
         if run.chain is None:
-            run.chain = PageChain(self._limits[run.model].page_tokens, run.prompt)
+            run.chain = PageChain(self.limits[run.model].page_tokens, run.prompt)
             run.view.call = self._memory.lines.exact(run.view.call, run.prompt, run.chain)
         tokens, most = run.view.call.prompt_tokens, self._memory.most_prompt_tokens(run.model)
         if tokens > most:
             self._refuse(run, f"the prompt has {tokens} tokens: {run.model} takes at most {most} here")
         elif not run.arrived:
-            self._arrive(run)
+            self.arrive(run)
         elif run.grant_steps is not None:
             self._grant(run, run.grant_steps)
         else:
@@ -341,10 +326,10 @@ class AgentInstance:
     def _give_up(self, run: AgentCall, why: str) -> None:
         """The call fails for good, and its client knows."""
         if self._take_out(run):
-            self._leave(run, "failed", why)
-            self._happened(Rejected(run.id, why, final=True))
+            self.leave(run, "failed", why)
+            self.happened(Rejected(run.id, why, final=True))
         else:
-            self._leave(run, "failed", why)
+            self.leave(run, "failed", why)
 
     def _admit(self, run: AgentCall, grant: int, *, by_sp: bool) -> None:
         model = self.view.models[run.model]
@@ -411,14 +396,14 @@ class AgentInstance:
         if not run.granted:
             return
         now_s = self.clock()
-        if self._decode.knows(run.id):
-            self._decode.decoded(run.id, output_tokens, now_s)
+        if self.decode.knows(run.id):
+            self.decode.decoded(run.id, output_tokens, now_s)
             return
-        self._decode.prefilled(run.id, run.view.call.prompt_tokens, output_tokens, now_s)
+        self.decode.prefilled(run.id, run.view.call.prompt_tokens, output_tokens, now_s)
         if run.view.generated_tokens == 0:
             run.view.generated_tokens = 1
             run.first_token_s = now_s
-            self._happened(FirstToken(run.id))
+            self.happened(FirstToken(run.id))
 
     def _ended(self, run: AgentCall, message: Ended) -> None:
         if not run.granted:  # it was held: its client went away, or its connection to the engine broke
@@ -428,8 +413,8 @@ class AgentInstance:
             self._progressed(run, message.output_tokens)
         run.granted = False
         model = self.view.models[run.model]
-        self._decode.ended(run.id)
-        self._decode.show(model)
+        self.decode.ended(run.id)
+        self.decode.show(model)
         if run.cached_tokens is None and message.output_tokens > 0:
             run.cached_tokens = run.view.device_tokens = min(message.cached_tokens, run.view.call.prompt_tokens)
         run.output += message.tokens
@@ -443,7 +428,7 @@ class AgentInstance:
         else:
             run.on_device = True
             model.held[run.id] = model.running.pop(run.id)
-            self._happened(SegmentEnded(run.id, message.output_tokens, message.reason))
+            self.happened(SegmentEnded(run.id, message.output_tokens, message.reason))
 
     def _finished(self, run: AgentCall) -> None:
         """The scheduler hears of it when the line's lease is known, or soon after: else its slot would close in a return's face."""
@@ -454,16 +439,20 @@ class AgentInstance:
         self._memory.lines.used(call, chain, run.prompt + run.output, now_s)
         timer = self._loop.call_later(LEASE_WORD_S, self._settle, call.key)
         self._awaiting_word.setdefault(call.key, []).append((run, timer))
-        self._leave(run, "completed", "")
+        self.leave(run, "completed", "")
 
     def _settle(self, key: LineKey) -> None:
         """Let the scheduler hear of the completed calls of a line."""
         for run, timer in self._awaiting_word.pop(key, ()):
             timer.cancel()
             del self.view.models[run.model].running[run.id]
-            self._happened(SegmentEnded(run.id, run.view.generated_tokens, "finished"))
+            self.happened(SegmentEnded(run.id, run.view.generated_tokens, "finished"))
 
-    def _leave(self, run: AgentCall, outcome: str, why: str) -> None:
+    def settle_all(self) -> None:
+        for key in list(self._awaiting_word):
+            self._settle(key)
+
+    def leave(self, run: AgentCall, outcome: str, why: str) -> None:
         """The call's last word."""
         run.over = True
         del self.runs[run.id]
@@ -491,15 +480,15 @@ class AgentInstance:
             run.ready = False
             if status < 400:
                 self._take_out(run)
-                self._leave(run, "completed", "")
+                self.leave(run, "completed", "")
             else:
                 self._give_up(run, f"the engine answered {status}")
 
     def _cancelled(self, run: AgentCall, why: str) -> None:
         arrived = self._take_out(run)
-        self._leave(run, "failed", why)
+        self.leave(run, "failed", why)
         if arrived:
-            self._happened(Cancelled(run.id))
+            self.happened(Cancelled(run.id))
 
     def _take_out(self, run: AgentCall) -> bool:
         """Out of the view; whether the scheduler knew the call."""
@@ -508,145 +497,39 @@ class AgentInstance:
             calls.pop(run.id, None)
         return run.arrived
 
-    # --- switches --------------------------------------------------------------------------------------------------
+    # --- calls whose engine comes and goes ---------------------------------------------------------------------------
 
-    def _close(self, model: str) -> None:
-        """Calls that wait are posted again when the model comes back; calls in flight would lose what they have: not now."""
-        if self.view.models[model].held:
-            self._declined = model
-            return
-        self._closing.append(model)
-        self.view.models[model].residency = Residency.ABSENT
-
-    def _open(self, model: str) -> None:
-        declined, self._declined = self._declined, ""
-        if declined:
-            self._inbox.append(SwitchFailed(model, f"{declined} has calls in flight and cannot make room"))
-        else:
-            self._begin_switch(model)
-
-    def _begin_switch(self, target: str) -> None:
-        source = self.view.active
-        assert not any(run.granted for run in self.runs.values()), "a switch met a busy engine"
-        if source is not None:
-            self._lose_device(source)
-            if self.view.models[source].residency is Residency.ACTIVE:  # else it is closed to make room
-                self.view.models[source].residency = Residency.PARKED
-        self.view.active = None
-        closing, self._closing = self._closing, []
-        for model in closing:
-            self._forget_posts(model)
-        self._switch = (source, target)
-        self._switch_task = self._spawn(self._do_switch(source, target, closing))
-
-    async def _do_switch(self, source: str | None, target: str, closing: list[str]) -> None:
-        engines, started_s = self._engines, self.clock()
-        try:
-            await asyncio.gather(*self._shutting)
-            for model in closing:
-                await engines.close(model)
-            source = None if source in closing else source
-            outcome: SwitchTimes | EngineFailed = await engines.switch(source, target)
-        except EngineFailed as error:
-            outcome = error
-        finally:
-            self._switch = None
-        if isinstance(outcome, EngineFailed):
-            if not self._down:
-                self._show_residency()
-            self._happened(SwitchFailed(target, str(outcome)))
-            self._refuse_waiting(target)
-        elif not self._down:  # else it came too late: what has died meanwhile took the round with it
-            self._switched(source, target, started_s, outcome)
-
-    def _refuse_waiting(self, model: str) -> None:
+    def refuse_waiting(self, model: str) -> None:
         """Calls do not wait for an engine that does not start."""
         why = None if self._engines.alive(model) else self._engines.refusal(model)
         if why is not None:
             for call_id in list(self.view.models[model].waiting):
                 self.end_early(self.runs[call_id], 502, why)
 
-    def _switched(self, source: str | None, target: str, started_s: float, times: SwitchTimes) -> None:
-        self._show_residency()
-        model, now_s = self.view.models[target], self.clock()
-        model.leases = {key: lease for key, lease in model.leases.items() if lease[1] > now_s}
-        self._decode.show(model)
-        self._post_waiting(target)
-        self._host.switched(
-            Switched(
-                source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path, coverage=0.0, dirty=0.0,
-                d2d_bytes=0, h2d_bytes=self._sizes.weight_bytes[target],
-            )
-        )  # fmt: skip
-        self._happened(SwitchDone(target, times.phases_s, times.path))
-        self._host.slot_opened()
-
-    def _show_residency(self) -> None:
-        """The models as their engines stand now."""
-        self.view.active = None
-        for name, model in self.view.models.items():
-            model.residency = self._engines.residency(name)
-            model.coverage = 0.0
-            if model.residency is not Residency.ABSENT:
-                self._limits[name] = self._engines.limits(name)
-            if model.residency is Residency.ACTIVE:
-                self.view.active = name
-
-    def _lose_device(self, model: str) -> None:
+    def lose_device(self, model: str) -> None:
         """Nothing of the model's KV survives on the device from here on."""
         for run in self.runs.values():
             if run.model == model:
                 run.on_device = False
 
-    def _post_waiting(self, model: str) -> None:
+    def post_waiting(self, model: str) -> None:
         for call_id in self.view.models[model].waiting:
             run = self.runs[call_id]
             if not run.posted:
                 self._post(run)
 
-    def _forget_posts(self, model: str) -> None:
+    def forget_posts(self, model: str) -> None:
         """The engine of the model goes away with all that it holds."""
         for run in [run for run in self.runs.values() if run.model == model]:
             run.start_over()
             if not run.arrived:
-                self._arrive(run)
+                self.arrive(run)
 
-    # --- faults ----------------------------------------------------------------------------------------------------
-
-    def died(self, model: str, why: str) -> None:
-        """The engine is gone. Calls whose client was sent nothing wait again; the others end with an error.
-
-        One that was only parked takes nothing else with it: its model is absent now. The active one, or one in a switch, leaves
-        the group without a model until what is left of it is taken away.
-        """
-        for key in list(self._awaiting_word):
-            self._settle(key)
-        involved = model == self.view.active or (self._switch is not None and model in self._switch)
-        lost = self._take_back(model)
-        self.view.models[model].residency = Residency.ABSENT
-        self._lose_device(model)
-        if involved:
-            self._down.add(model)
-            self._wake_at(None)
-            self.view.active = None
-            self.view.healthy = False
-            self._happened(EngineDown(0))
-        for run in lost:
-            run.client.fail(502, why)
-            self._leave(run, "failed", why)
-            if run.arrived:
-                self._happened(Cancelled(run.id))
-        if involved:
-            self._host.health_changed()
-        else:
-            self._happened(Tick())
-        self._spawn(self._recover(model))
-
-    def _take_back(self, model: str) -> list[AgentCall]:
+    def take_back(self, model: str) -> list[AgentCall]:
         """Calls of a dead engine wait again, in order of arrival; returns those that cannot be tried again, out of the view."""
         view, lost, waiting = self.view.models[model], [], []
         for run in [run for run in self.runs.values() if run.model == model]:
-            self._decode.ended(run.id)
+            self.decode.ended(run.id)
             if run.posted and (run.dropped or run.client.began or run.attempts >= MOST_ATTEMPTS):
                 lost.append(run)
                 continue
@@ -658,17 +541,6 @@ class AgentInstance:
         waiting.sort(key=lambda item: (item.arrived_s, item.call.id))
         view.waiting = {item.call.id: item for item in waiting}
         return lost
-
-    async def _recover(self, model: str) -> None:
-        """The group is healthy again when a switch that the death met is over. Its scheduler then opens what it needs, and other models
-        do not wait for the back-off of the one that died."""
-        if self._switch_task is not None:
-            await asyncio.wait({self._switch_task})
-        if len(self.view.models) == 1:
-            await self._engines.reap(model)
-        for run in [run for run in self.runs.values() if run.model == model and not run.arrived]:
-            self._arrive(run)
-        self._up_again(model)
 
     def connection_lost(self, run: AgentCall) -> None:
         """The engine broke off its answer, or never began one. If it has died, that will be heard soon."""
@@ -693,94 +565,17 @@ class AgentInstance:
         self._engines.kill(active, f"it has said nothing for {hang_s:g} s")
         return active
 
-    # --- what an administrator asks for ----------------------------------------------------------------------------
-
-    def administer(self, model: str, *, is_open: bool) -> None:
-        """Start the model's engine and make it active, or stop it. It waits for calls that are in the way."""
-        if model in self.view.models:
-            self._asked[model] = is_open
-            self._do_asked()
-
-    def _do_asked(self) -> None:
-        """One wish at a time, where it meets neither a call nor a switch nor a fault; else at the next event."""
-        if not self._asked or self._switch is not None or self._down or not self.view.healthy:
-            return
-        for model, is_open in list(self._asked.items()):
-            view = self.view.models[model]
-            if is_open == (view.residency is not Residency.ABSENT):
-                if is_open:
-                    del self._asked[model]
-            elif is_open and self._resident_models >= self.capabilities.max_resident_models:
-                _log.error("event=open_refused model=%s why=the instance has %d models open, its limit", model, self._resident_models)
-                del self._asked[model]
-            elif not self._in_the_way(model, is_open=is_open):
-                if is_open:
-                    del self._asked[model]
-                self._carry_out(model, is_open=is_open)
-                return
-
-    @property
-    def _resident_models(self) -> int:
-        return sum(model.residency is not Residency.ABSENT for model in self.view.models.values())
-
-    def _in_the_way(self, model: str, *, is_open: bool) -> bool:
-        if is_open:
-            return any(view.running for view in self.view.models.values()) or any(run.granted for run in self.runs.values())
-        view = self.view.models[model]
-        return bool(view.waiting or view.running or view.held) or any(run.model == model for run in self.runs.values())
-
-    def _carry_out(self, model: str, *, is_open: bool) -> None:
-        if is_open or model == self.view.active:
-            self._step_aside(model, is_open=is_open)
-            return
-        self.view.models[model].residency = Residency.ABSENT
-        task = self._spawn(self._engines.close(model))
-        self._shutting.add(task)
-        task.add_done_callback(self._shutting.discard)
-        self._happened(Tick())
-
-    def _step_aside(self, model: str, *, is_open: bool) -> None:
-        """Change what is active behind a group that is down for its scheduler: its round is void, its calls are where they were."""
-        source = self.view.active
-        self._down.add(model)
-        if source is not None:
-            self._lose_device(source)
-        self._wake_at(None)
-        self.view.active, self.view.healthy = None, False
-        self._happened(EngineDown(0))
-        self._host.health_changed()
-        self._spawn(self._change(source, model, is_open=is_open))
-
-    async def _change(self, source: str | None, model: str, *, is_open: bool) -> None:
-        try:
-            await asyncio.gather(*self._shutting)
-            await (self._engines.switch(source, model) if is_open else self._engines.close(model))
-            _log.info("event=%s model=%s", "opened" if is_open else "closed", model)
-        except EngineFailed as error:
-            _log.error("event=open_failed model=%s why=%s", model, error)
-        self._up_again(model)
-
-    def _up_again(self, model: str) -> None:
-        """Nothing of the model is in the way any more: the group is up, unless another one's engine has died meanwhile."""
-        self._down.discard(model)
-        if self.view.healthy or self._down:
-            return
-        self._show_residency()
-        self.view.healthy = True
-        self._happened(EngineUp())
-        self._host.health_changed()
-
     # --- maintenance -----------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Nothing under way: no call, no switch, no word awaited, nothing to recover from."""
-        return not (self.runs or self._awaiting_word or self._switch or self._down)
+        return not (self.runs or self._awaiting_word or self.group.busy)
 
     async def reset(self, knobs: Knobs, *, session_prefill: bool) -> None:
         """Begin anew on an idle instance: the first model active, empty caches, a fresh scheduler. Raises EngineFailed."""
         assert self.idle
-        self._wake_at(None)
+        self.wake_at(None)
         self.view.healthy = False  # nothing is commanded meanwhile
         try:
             first = next(iter(self.view.models))
@@ -794,9 +589,9 @@ class AgentInstance:
     def renumbered(self) -> None:
         """Another gateway numbers the submissions from here on, from 1."""
         self.seen = SeenSubmissions()
-        self._asked.clear()  # it says itself what it wants closed
+        self.group.forget_wishes()  # it says itself what it wants closed
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

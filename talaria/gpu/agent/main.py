@@ -118,7 +118,7 @@ class Agent:
     def _died(self, model: str, why: str) -> None:
         _log.error("event=engine_died model=%s why=%s", model, why)
         if self._instance is not None:
-            self._instance.died(model, why)
+            self._instance.group.died(model, why)
 
 
 def run_agent(cluster: config.ClusterConfig, instance: config.Instance, *, at_eof: bool) -> None:

@@ -185,7 +185,7 @@ class AgentServer:
             case wire.Void(seq):
                 instance.seen.add(seq)
             case wire.Open(model) | wire.Close(model):
-                instance.administer(model, is_open=isinstance(message, wire.Open))
+                instance.group.administer(model, is_open=isinstance(message, wire.Open))
             case wire.Reset():
                 self._reset_task = asyncio.create_task(self._reset(instance, message))
                 await asyncio.shield(self._reset_task)  # a link that breaks meanwhile must not break a switch
