@@ -25,12 +25,20 @@ def client_may_go() -> Iterator[None]:
 
 
 class Stream:
-    """A streamed answer in chunks. ``give`` writes one without a turn of the event loop, as aiohttp's own writing would take."""
+    """A streamed answer, in chunks where its client knows them.
+
+    ``give`` writes one without a turn of the event loop, as aiohttp's own writing would take.
+    """
 
     def __init__(self, request: web.BaseRequest, status: int, headers: dict[str, str]) -> None:
         self._request = request
         self._response = web.StreamResponse(status=status, headers=headers)
-        self._response.enable_chunked_encoding()
+        self._chunked = request.version >= aiohttp.HttpVersion11
+        """Else the end of the connection ends the answer."""
+        if self._chunked:
+            self._response.enable_chunked_encoding()
+        else:
+            self._response.force_close()
         self._writer: AbstractStreamWriter | None = None
 
     async def begin(self, data: bytes) -> None:
@@ -44,7 +52,7 @@ class Stream:
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client went away")
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return not self.full
 
     @property

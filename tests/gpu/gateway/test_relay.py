@@ -49,6 +49,21 @@ def test_a_stream_arrives_byte_for_byte() -> None:
     run(test())
 
 
+def test_a_stream_to_a_client_of_http_1_0_is_its_events_and_nothing_else() -> None:
+    """Such a client knows no chunks: the end of the connection ends the answer."""
+
+    async def test() -> None:
+        async with rig() as made:
+            answer = await made.post(CHAT, say("hi", stream=True))
+            expected = await answer.read()
+            http_1_0 = aiohttp.ClientSession(version=aiohttp.HttpVersion10)
+            async with http_1_0, http_1_0.post(made.url + CHAT, json=say("hi", stream=True)) as old:
+                assert old.status == 200 and "transfer-encoding" not in old.headers
+                assert (await old.read()).count(b"\n\n") == expected.count(b"\n\n")
+
+    run(test())
+
+
 def test_chunks_are_not_held_back() -> None:
     async def test() -> None:
         agent, gate = FakeAgent("a"), Gate()
