@@ -77,6 +77,7 @@ class Relay:
         try:
             while True:
                 order = await self._orders.get()
+                order = self._failure or order  # an engine that is asked now would hold the call for nobody
                 if isinstance(order, Failure):
                     return self._failed(order)
                 try:
