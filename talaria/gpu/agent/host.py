@@ -12,6 +12,7 @@ from talaria.gpu.protocol.agent import CallEnded, Switched
 from talaria.gpu.protocol.engine import Hello, ToEngine
 from talaria.policy.calls import LineKey
 from talaria.policy.instance import Command, EngineView, Event, RoundSummary
+from talaria.policy.knobs import Knobs
 from talaria.policy.snapshot import Residency
 
 
@@ -75,6 +76,9 @@ class Host(Protocol):
 
     def stepped(self, event: Event, view: EngineView, now_s: float, commands: list[Command]) -> None:
         """Before the commands are carried out."""
+
+    def tuned(self, knobs: Knobs, now_s: float) -> None:
+        """The scheduler decides by other knobs from the next step on."""
 
     def slot_opened(self) -> None:
         """A moment at which routers want to know."""

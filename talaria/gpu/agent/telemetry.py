@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from talaria.gpu.protocol import agent as wire
 from talaria.policy.calls import LineKey
 from talaria.policy.codec import CODEC
 from talaria.policy.instance import Command, EngineView, Event, RoundSummary
-from talaria.report.declog import as_line, slots_record
+from talaria.policy.knobs import Knobs
+from talaria.report.declog import as_line, slots_knobs_record, slots_record
 
 HEARTBEAT_S: Final = 4.0
 """At the longest: it must come before a router takes the last snapshot for stale."""
@@ -74,6 +76,7 @@ class Telemetry:
         """By path."""
         self._outbox = outbox
         self._clock = clock
+        self._paced_anew = asyncio.Event()
 
     # --- the instance's host ---------------------------------------------------------------------------------------
 
@@ -97,6 +100,12 @@ class Telemetry:
             record = slots_record(self.instance.id, event, view, now_s, commands)
             self._outbox.send(wire.Decision(as_line(record).encode()))
 
+    def tuned(self, knobs: Knobs, now_s: float) -> None:
+        if self.recording:
+            assert self.instance is not None
+            self._outbox.send(wire.Decision(as_line(slots_knobs_record(self.instance.id, knobs, now_s)).encode()))
+        self._paced_anew.set()
+
     def slot_opened(self) -> None:
         assert self.instance is not None
         if self._clock() - self.instance.published_s >= MIN_INTERVAL_S:
@@ -115,8 +124,10 @@ class Telemetry:
         """Until cancelled: what has changed since its last snapshot is published, what has not is only known to be alive."""
         assert self.instance is not None
         while True:
+            self._paced_anew.clear()
             heartbeat_s = min(HEARTBEAT_S, 0.8 * self.instance.knobs.stale_after_s)
-            await asyncio.sleep(heartbeat_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._paced_anew.wait(), heartbeat_s)
             if self._clock() - self.instance.published_s < 0.5 * heartbeat_s:
                 continue
             if self.instance.changed:

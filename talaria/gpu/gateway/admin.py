@@ -129,7 +129,7 @@ class Admin:
     # --- configuration ---------------------------------------------------------------------------------------------
 
     async def _reload_settings(self, request: web.BaseRequest) -> web.Response:
-        """Keys, aliases, limits and the default model at once, policy knobs on an idle gateway; all of it or, with a reason, nothing."""
+        """All at once, but another router or ``session_prefill`` on an idle gateway only; all of it or, with a reason, nothing."""
         await self._body(request)
         if self._reload is None:
             raise Problem(409, "the gateway was not started from a file")
@@ -141,9 +141,11 @@ class Admin:
         self._check_applicable(config)
         policy = config.policy
         decides = (policy.router, policy.session_prefill, knobs)
-        if decides != self._decides:
+        if decides[:2] != self._decides[:2]:
             await self._dispatcher.reset(policy.router, knobs, policy.session_prefill, None, RESET_S)
-            self._knobs = knobs
+        elif decides != self._decides:
+            self._dispatcher.tune(knobs)
+        self._knobs = knobs
         applied = ["keys", "aliases", "limits", "default_model", *(["policy"] if decides != self._decides else [])]
         settings.models = self._dispatcher.settings.models
         self._dispatcher.settings, self.config, self._decides = settings, config, decides

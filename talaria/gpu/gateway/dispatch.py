@@ -73,6 +73,8 @@ class Dispatcher:
             for item in config.instances
         }  # fmt: skip
         self._knobs = knobs
+        self._tuned = False
+        """Since the policy began: an agent that starts anew, or missed it, does not know."""
         self._router_name = config.policy.router
         self._plain: Router = ROUTERS[self._router_name](self._capabilities, knobs)
         self._router: Router | RecordingRouter = self._plain
@@ -375,6 +377,8 @@ class Dispatcher:
         instance.hello, instance.fresh_link = hello, True
         for model in instance.closed:  # a new agent opens all it may
             instance.agent.send(wire.Close(model))
+        if self._tuned:
+            instance.agent.send(wire.Tune(_json(self._knobs)))
         instance.ready.clear()
 
     def _bar(self, instance: InstanceState) -> None:
@@ -470,6 +474,16 @@ class Dispatcher:
         if instance.snapshot is not None and instance.agent.connected and not instance.barred:
             self._observe(instance, instance.snapshot)
 
+    def tune(self, knobs: Knobs) -> None:
+        """Go on by other knobs: calls under way, leases and caches stay. Raises Problem during a reset."""
+        if self.resetting:
+            raise _resetting()
+        self._knobs, self._tuned = knobs, True
+        self._router.set_knobs(knobs, now_s())
+        for instance in self.instances.values():
+            instance.agent.send(wire.Tune(_json(knobs)))
+        self._arm()
+
     async def reset(self, router: str, knobs: Knobs, session_prefill: bool, recording: Recording | None, wait_s: float) -> None:
         """Begin anew with a policy on all instances. Raises Problem unless all is idle and every agent is there."""
         if self._live or self.resetting:
@@ -498,7 +512,7 @@ class Dispatcher:
             self._poll_timer = None
         self._waiting.clear()
         capabilities = {name: replace(item, session_prefill=session_prefill) for name, item in self._capabilities.items()}
-        self._knobs, self._router_name, self._capabilities = knobs, router, capabilities
+        self._knobs, self._tuned, self._router_name, self._capabilities = knobs, False, router, capabilities
         arguments = {"instances": capabilities, "knobs": knobs}
         self._plain = self._router = ROUTERS[router](capabilities, knobs)
         self.recording = recording

@@ -181,6 +181,13 @@ class Close(_Message, frozen=True):
     model: str
 
 
+class Tune(_Message, frozen=True):
+    """Go on by other knobs, from the scheduler's next step on; said again on every link of a gateway that has said it."""
+
+    knobs: bytes
+    """``policy.knobs.Knobs``, JSON."""
+
+
 class Reset(_Message, frozen=True):
     """Begin anew with this policy, once idle: a fresh scheduler, empty caches, recording from the first step on if ``record``.
 
@@ -193,4 +200,4 @@ class Reset(_Message, frozen=True):
     record: bool
 
 
-FromGateway = Lease | Forget | Void | Open | Close | Reset
+FromGateway = Lease | Forget | Void | Open | Close | Tune | Reset

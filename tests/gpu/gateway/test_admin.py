@@ -28,6 +28,17 @@ async def admin(made: Rig, path: str, **document: Any) -> Any:
     return await answer.json()
 
 
+def gated() -> tuple[FakeAgent, asyncio.Event]:
+    """An agent that answers calls once the event is set."""
+    agent, gate = FakeAgent("a"), asyncio.Event()
+
+    async def hold(submitted: Submitted) -> None:
+        await gate.wait()
+
+    agent.before = hold
+    return agent, gate
+
+
 def test_a_drained_instance_gets_no_calls_until_it_is_undrained() -> None:
     async def test() -> None:
         a, b = FakeAgent("a"), FakeAgent("b")
@@ -49,12 +60,7 @@ def test_a_drained_instance_gets_no_calls_until_it_is_undrained() -> None:
 
 def test_draining_leaves_calls_alone_that_are_there() -> None:
     async def test() -> None:
-        agent, gate = FakeAgent("a"), asyncio.Event()
-
-        async def hold(submitted: Submitted) -> None:
-            await gate.wait()
-
-        agent.before = hold
+        agent, gate = gated()
         async with rig(agent) as made:
             call = asyncio.create_task(made.post(CHAT, say("hi")))
             await until(lambda: bool(agent.submitted))
@@ -116,9 +122,38 @@ def test_a_reload_changes_keys_aliases_and_limits_at_once() -> None:
     run(test())
 
 
-def test_a_reload_gives_router_and_agents_new_knobs_when_no_call_is_open() -> None:
+def test_a_reload_gives_router_and_agents_new_knobs_under_load_and_agents_again_on_every_link() -> None:
     async def test() -> None:
-        agent, gate, new = FakeAgent("a"), asyncio.Event(), {"policy": {"knobs": {"tau": 2.0}}}
+        agent, gate, new = FakeAgent("a"), asyncio.Event(), {"policy": {"knobs": {"tau": 0.0}}}
+        await agent.start()
+
+        async def hold(submitted: Submitted) -> None:
+            await gate.wait()
+
+        def told(kind: type) -> list[Any]:
+            return [item for item in agent.heard if isinstance(item, kind)]
+
+        agent.before = hold
+        async with rig(agent, reload=lambda: cluster_of((agent,), **new)) as made:
+            call = asyncio.create_task(made.post(CHAT, say("hi")))
+            await until(lambda: bool(agent.submitted))
+            assert "policy" in (await admin(made, "reload"))["applied"]
+            await until(lambda: bool(told(wire.Tune)))
+            assert b'"tau_s":0.0' in told(wire.Tune)[0].knobs and not told(wire.Reset)
+            gate.set()
+            assert (await call).status == 200
+            await until(lambda: bool(told(wire.Lease)))
+            assert told(wire.Lease)[0].expires_s is None, "without tau nothing is reserved"
+            assert "policy" not in (await admin(made, "reload"))["applied"], "it is in force already"
+            await agent.drop_link()
+            await until(lambda: len(told(wire.Tune)) == 2)
+
+    run(test())
+
+
+def test_a_reload_gives_router_and_agents_another_router_when_no_call_is_open() -> None:
+    async def test() -> None:
+        agent, gate, new = FakeAgent("a"), asyncio.Event(), {"policy": {"router": "least-pressure", "knobs": {"tau": 2.0}}}
         await agent.start()
 
         async def hold(submitted: Submitted) -> None:
@@ -137,7 +172,6 @@ def test_a_reload_gives_router_and_agents_new_knobs_when_no_call_is_open() -> No
             (reset,) = (item for item in agent.heard if isinstance(item, wire.Reset))
             assert b'"tau_s":2.0' in reset.knobs
             assert (await made.post(CHAT, say("hi", model="alias"))).status == 200
-            await until(lambda: any(isinstance(item, wire.Lease) and item.expires_s for item in agent.heard))
             assert "policy" not in (await admin(made, "reload"))["applied"], "it is in force already"
 
     run(test())
@@ -263,12 +297,7 @@ def test_a_recording_replays_without_a_difference_and_has_a_row_for_each_call(tm
 
 def test_a_reset_needs_an_idle_gateway_and_its_agents() -> None:
     async def test() -> None:
-        agent, gate = FakeAgent("a"), asyncio.Event()
-
-        async def hold(submitted: Submitted) -> None:
-            await gate.wait()
-
-        agent.before = hold
+        agent, gate = gated()
         async with rig(agent) as made:
             call = asyncio.create_task(made.post(CHAT, say("hi")))
             await until(lambda: bool(agent.submitted))
