@@ -168,7 +168,7 @@ class EnginesWorld(AgentWorld):
         since_s = [self.now_s()]
 
         def resting() -> bool:
-            if not self.instance.idle or self.instance._tick is not None:
+            if not self.instance.idle or self.instance.alarm.is_set:
                 since_s[0] = self.now_s()
             return self.now_s() - since_s[0] > REST_S
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from talaria.gpu.agent.instance import BROKEN_OFF_S, LEASE_WORD_S, MOST_ATTEMPTS
+from talaria.gpu.agent.group import MOST_ATTEMPTS
+from talaria.gpu.agent.instance import BROKEN_OFF_S
+from talaria.gpu.agent.leases import LEASE_WORD_S
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import Admit, Cancelled, Close, EngineDown, LeaseChanged, Open, SegmentEnded, Stop, Switch, SwitchFailed
 from talaria.policy.knobs import Knobs
@@ -170,10 +172,10 @@ def test_a_silent_engine_with_running_calls_is_killed() -> None:
     scene, world = scene_of()
     call = scene.first("a", output=400)
     scene.until(scene.running(call))
-    assert world.instance.hung(60.0) is None
+    assert world.instance.group.hung(60.0) is None
     world.engines.say = lambda model, message: None
     world.pass_s(61.0)
-    world.do(lambda: world.instance.hung(60.0))
+    world.do(lambda: world.instance.group.hung(60.0))
     assert world.engines.killed == [call.key.model] and any(isinstance(step.event, EngineDown) for step in world.steps)
     world.settle()
 
@@ -201,7 +203,7 @@ def test_a_reset_starts_from_the_first_model_with_nothing_known() -> None:
     assert world.advance(reset.done, 600.0)
     snapshot = world.instance.snapshot()
     assert (snapshot.seen_seq, snapshot.lines, snapshot.capabilities.session_prefill) == (0, {}, False)
-    assert world.instance.view.active == world.models[0] and world.instance.live_leases() == []
+    assert world.instance.view.active == world.models[0] and world.instance.leases.live() == []
     assert len(world.engines.engines[world.models[0]].mirror) == 0
 
 
@@ -209,9 +211,9 @@ def test_a_line_s_lease_is_told_to_a_new_gateway_while_it_lives() -> None:
     scene, world = scene_of(Setup(tau_s=5.0))
     call = scene.first("a")
     assert world.advance(lambda: bool(world.endings), 60.0)
-    assert [LineKey(*key) for key, _, _ in world.instance.live_leases()] == [call.key]
+    assert [LineKey(*key) for key, _, _ in world.instance.leases.live()] == [call.key]
     world.pass_s(6.0)
-    assert world.instance.live_leases() == []
+    assert world.instance.leases.live() == []
 
 
 def test_switches_are_reported_as_they_were() -> None:

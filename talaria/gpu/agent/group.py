@@ -7,9 +7,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
+from talaria.gpu.agent.alarm import Alarm
 from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.decode import DecodeClock
 from talaria.gpu.agent.host import Engines, Host, Sizes
+from talaria.gpu.agent.leases import Leases
+from talaria.gpu.agent.memory import DeviceMemory
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.protocol.agent import Switched
@@ -17,6 +20,8 @@ from talaria.gpu.protocol.engine import Hello
 from talaria.policy.instance import Cancelled, EngineDown, EngineUp, EngineView, Event, SwitchDone, SwitchFailed, Tick
 from talaria.policy.snapshot import Capabilities, Residency
 
+MOST_ATTEMPTS = 3
+"""Engines that may die under one call before it is given up: it may be what kills them."""
 _log = logging.getLogger("talaria.agent")
 
 
@@ -28,30 +33,25 @@ class Calls(Protocol):
     capabilities: Capabilities
     clock: Callable[[], float]
     decode: DecodeClock
+    memory: DeviceMemory
+    leases: Leases
+    alarm: Alarm
+    heard_s: dict[str, float]
+    """When an engine last said something, by model."""
     limits: dict[str, Hello]
     """What engines that were up have said of themselves, by model."""
 
     def happened(self, event: Event) -> None: ...
 
-    def wake_at(self, until_s: float | None) -> None: ...
-
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]: ...
+
+    def post(self, run: AgentCall) -> None: ...
+
+    def end_early(self, run: AgentCall, status: int, why: str) -> None: ...
 
     def arrive(self, run: AgentCall) -> None: ...
 
     def leave(self, run: AgentCall, outcome: str, why: str) -> None: ...
-
-    def settle_all(self) -> None: ...
-
-    def lose_device(self, model: str) -> None: ...
-
-    def post_waiting(self, model: str) -> None: ...
-
-    def forget_posts(self, model: str) -> None: ...
-
-    def refuse_waiting(self, model: str) -> None: ...
-
-    def take_back(self, model: str) -> list[AgentCall]: ...
 
 
 class Group:
@@ -108,13 +108,13 @@ class Group:
         source = self._calls.view.active
         assert not any(run.granted for run in self._calls.runs.values()), "a switch met a busy engine"
         if source is not None:
-            self._calls.lose_device(source)
+            self._calls.memory.lose(source)
             if self._calls.view.models[source].residency is Residency.ACTIVE:  # else it is closed to make room
                 self._calls.view.models[source].residency = Residency.PARKED
         self._calls.view.active = None
         closing, self._closing = self._closing, []
         for model in closing:
-            self._calls.forget_posts(model)
+            self._forget_posts(model)
         self._switch = (source, target)
         self._switch_task = self._calls.spawn(self._do_switch(source, target, closing))
 
@@ -134,7 +134,7 @@ class Group:
             if not self._down:
                 self.show_residency()
             self._calls.happened(SwitchFailed(target, str(outcome)))
-            self._calls.refuse_waiting(target)
+            self._refuse_waiting(target)
         elif not self._down:  # else it came too late: what has died meanwhile took the round with it
             self._switched(source, target, started_s, outcome)
 
@@ -143,7 +143,7 @@ class Group:
         model, now_s = self._calls.view.models[target], self._calls.clock()
         model.leases = {key: lease for key, lease in model.leases.items() if lease[1] > now_s}
         self._calls.decode.show(model)
-        self._calls.post_waiting(target)
+        self._post_waiting(target)
         self._host.switched(
             Switched(
                 source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path, coverage=0.0, dirty=0.0,
@@ -164,6 +164,45 @@ class Group:
             if model.residency is Residency.ACTIVE:
                 self._calls.view.active = name
 
+    # --- calls of a model --------------------------------------------------------------------------------------------
+
+    def _refuse_waiting(self, model: str) -> None:
+        """Calls do not wait for an engine that does not start."""
+        why = None if self._engines.alive(model) else self._engines.refusal(model)
+        if why is not None:
+            for call_id in list(self._calls.view.models[model].waiting):
+                self._calls.end_early(self._calls.runs[call_id], 502, why)
+
+    def _post_waiting(self, model: str) -> None:
+        for call_id in self._calls.view.models[model].waiting:
+            run = self._calls.runs[call_id]
+            if not run.posted:
+                self._calls.post(run)
+
+    def _forget_posts(self, model: str) -> None:
+        """The engine of the model goes away with all that it holds."""
+        for run in [run for run in self._calls.runs.values() if run.model == model]:
+            run.start_over()
+            if not run.arrived:
+                self._calls.arrive(run)
+
+    def _take_back(self, model: str) -> list[AgentCall]:
+        """Calls of a dead engine wait again, in order of arrival; returns those that cannot be tried again, out of the view."""
+        view, lost, waiting = self._calls.view.models[model], [], []
+        for run in [run for run in self._calls.runs.values() if run.model == model]:
+            self._calls.decode.ended(run.id)
+            if run.posted and (run.dropped or run.client.began or run.attempts >= MOST_ATTEMPTS):
+                lost.append(run)
+                continue
+            run.start_over()
+            if run.arrived:
+                waiting.append(run.view)
+        view.running.clear()
+        view.held.clear()
+        waiting.sort(key=lambda item: (item.arrived_s, item.call.id))
+        view.waiting = {item.call.id: item for item in waiting}
+        return lost
+
     # --- faults ---------------------------------------------------------------------------------------------------------
 
     def died(self, model: str, why: str) -> None:
@@ -172,14 +211,14 @@ class Group:
         One that was only parked takes nothing else with it: its model is absent now. The active one, or one in a switch, leaves
         the group without a model until what is left of it is taken away.
         """
-        self._calls.settle_all()
+        self._calls.leases.settle_all()
         involved = model == self._calls.view.active or (self._switch is not None and model in self._switch)
-        lost = self._calls.take_back(model)
+        lost = self._take_back(model)
         self._calls.view.models[model].residency = Residency.ABSENT
-        self._calls.lose_device(model)
+        self._calls.memory.lose(model)
         if involved:
             self._down.add(model)
-            self._calls.wake_at(None)
+            self._calls.alarm.set(None)
             self._calls.view.active = None
             self._calls.view.healthy = False
             self._calls.happened(EngineDown(0))
@@ -204,6 +243,16 @@ class Group:
         for run in [run for run in self._calls.runs.values() if run.model == model and not run.arrived]:
             self._calls.arrive(run)
         self._up_again(model)
+
+    def hung(self, hang_s: float) -> str | None:
+        """A model whose engine runs calls and has said nothing for ``hang_s``; it is killed."""
+        active = self._calls.view.active
+        if active is None or not any(run.granted for run in self._calls.runs.values()):
+            return None
+        if self._calls.clock() - self._calls.heard_s.get(active, 0.0) <= hang_s:
+            return None
+        self._engines.kill(active, f"it has said nothing for {hang_s:g} s")
+        return active
 
     # --- what an administrator asks for ----------------------------------------------------------------------------
 
@@ -256,8 +305,8 @@ class Group:
         source = self._calls.view.active
         self._down.add(model)
         if source is not None:
-            self._calls.lose_device(source)
-        self._calls.wake_at(None)
+            self._calls.memory.lose(source)
+        self._calls.alarm.set(None)
         self._calls.view.active, self._calls.view.healthy = None, False
         self._calls.happened(EngineDown(0))
         self._host.health_changed()

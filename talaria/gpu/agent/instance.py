@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
+from talaria.gpu.agent.alarm import Alarm
 from talaria.gpu.agent.calls import AgentCall, Client
 from talaria.gpu.agent.decode import DecodeClock
-from talaria.gpu.agent.group import Group
+from talaria.gpu.agent.group import MOST_ATTEMPTS, Group
 from talaria.gpu.agent.host import Engines, Host, Sizes
+from talaria.gpu.agent.leases import Leases
 from talaria.gpu.agent.memory import DeviceMemory
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.kv.hashes import PageChain
@@ -32,7 +34,6 @@ from talaria.policy.instance import (
     EngineView,
     Event,
     FirstToken,
-    LeaseChanged,
     ModelView,
     Open,
     Rejected,
@@ -51,18 +52,11 @@ from talaria.policy.slots import SlotScheduler
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
 from talaria.policy.timing import Timing
 
-LEASE_WORD_S = 0.05
-"""How long the end of a completed call waits for the gateway's word on its line's lease."""
-LEASE_GRACE_S = 0.02
-"""How long an early end of a lease waits for the submission that it announces: they come over two connections."""
-MOST_ATTEMPTS = 3
-"""Engines that may die under one call before it is given up: it may be what kills them."""
 BROKEN_OFF_S = 5.0
 """How long a connection may be broken before its engine is known to have died."""
 STALE_S = 0.1
 """As above where the engine did not have the call yet: it may have closed an idle connection in that moment."""
 UNKNOWN_TOKENS = 1 << 30
-_HASTE_S = 1e-6
 _log = logging.getLogger("talaria.agent")
 
 
@@ -88,11 +82,11 @@ class AgentInstance:
         self._tasks: set[asyncio.Task[None]] = set()
         self._inbox: deque[Event] = deque()
         self._stepping = False
-        self._tick: asyncio.TimerHandle | None = None
-        self._tick_at_s: float | None = None
+        self.alarm = Alarm(clock, lambda: self.happened(Tick()))
         self._version = 0
-        self._heard_s: dict[str, float] = {}
+        self.heard_s: dict[str, float] = {}
         self.limits: dict[str, Hello] = {}
+        self.leases = Leases(self)
         self.group = Group(self, engines, host, sizes)
         self._begin(knobs, capabilities)
 
@@ -108,8 +102,7 @@ class AgentInstance:
         self._scheduler = SlotScheduler(knobs)
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
         self.decode = DecodeClock()
-        self._memory = DeviceMemory(self._engines, self.view, self.runs, self.limits)
-        self._awaiting_word: dict[LineKey, list[tuple[AgentCall, asyncio.TimerHandle]]] = {}
+        self.memory = DeviceMemory(self._engines, self.view, self.runs, self.limits)
         self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
         self.group.forget_wishes()
         self.group.show_residency()
@@ -122,7 +115,7 @@ class AgentInstance:
         run.arrived_round = self.rounds
         self.runs[call.id] = run
         if self._engines.alive(run.model):
-            self._post(run)
+            self.post(run)
         elif self._scheduler.sits_out(run.model, self.view, self.clock()) and (why := self._engines.refusal(run.model)) is not None:
             self.end_early(run, 502, why)  # not 503: that would speak of the whole instance
         else:
@@ -133,43 +126,19 @@ class AgentInstance:
         return self.view.healthy
 
     def lease_changed(self, key: LineKey, expires_s: float | None) -> None:
-        """A grant is noted; an early end waits for the submission that it may announce. Either is the word on a completed call."""
-        model = self.view.models.get(key.model)
-        if model is None:
-            return
-        if expires_s is not None:
-            model.leases[key] = (self.clock(), expires_s)
-        elif key in model.leases:
-            self._loop.call_later(LEASE_GRACE_S, self._lease_over, key, model.leases[key])
-        self._settle(key)
-
-    def _lease_over(self, key: LineKey, lease: tuple[float, float]) -> None:
-        model = self.view.models[key.model]
-        if model.leases.get(key) is not lease:
-            return
-        if any(not run.arrived and run.view.call.key[:3] == key[:3] for run in self.runs.values()):
-            self._loop.call_later(LEASE_GRACE_S, self._lease_over, key, lease)
-            return
-        del model.leases[key]
-        if lease[1] > self.clock() and key.model == self.view.active and not model.running:
-            self.happened(LeaseChanged(key, None))
-
-    def live_leases(self) -> list[tuple[tuple[str, str, str, str], float, float]]:
-        """(line, granted, expires) of all leases that have not run out."""
-        now_s = self.clock()
-        return [(key, *times) for model in self.view.models.values() for key, times in model.leases.items() if times[1] > now_s]
+        self.leases.changed(key, expires_s)
 
     def most_prompt_tokens(self) -> dict[str, int]:
         """By model: the longest prompt that can be served; an engine that was never up has not said."""
-        return {name: self._memory.most_prompt_tokens(name) if name in self.limits else UNKNOWN_TOKENS for name in self.view.models}
+        return {name: self.memory.most_prompt_tokens(name) if name in self.limits else UNKNOWN_TOKENS for name in self.view.models}
 
     def forget(self, key: LineKey) -> None:
         """The session has ended: its line is of no interest any more, its cached KV lives until evicted."""
-        self._memory.lines.forget(key)
+        self.memory.lines.forget(key)
 
     def snapshot(self) -> InstanceSnapshot:
         now_s = self.clock()
-        self._memory.doubt_lines()
+        self.memory.doubt_lines()
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         models = {name: self._model_snapshot(name, model, *slots[name]) for name, model in self.view.models.items()}
@@ -179,7 +148,7 @@ class AgentInstance:
         used_bytes = 0 if self.view.active is None else weights[self.view.active]
         return InstanceSnapshot(
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self.seen.last, healthy=self.view.healthy,
-            capabilities=self.capabilities, models=models, lines=self._memory.lines.states(), round_left_s=round_left_s,
+            capabilities=self.capabilities, models=models, lines=self.memory.lines.states(), round_left_s=round_left_s,
             round_load_s=load_s, deadline_risk=self.deadline_risk, hbm_used_bytes=used_bytes,
             hbm_capacity_bytes=self._sizes.hbm_capacity_bytes, slack_bytes=0, host_kv_bytes=0,
             host_weight_bytes=self._sizes.host_weight_bytes,
@@ -189,7 +158,7 @@ class AgentInstance:
         timing, active = model.timing, name == self.view.active
         absent = model.residency is Residency.ABSENT
         activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(0.0)
-        free_tokens = 0 if absent else self._memory.free_tokens(name) if active else self.limits[name].kv_tokens
+        free_tokens = 0 if absent else self.memory.free_tokens(name) if active else self.limits[name].kv_tokens
         return ModelSnapshot(
             model.residency, float(active), len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
             activate_s, free_tokens, self._sizes.weight_bytes[name], timing,
@@ -206,7 +175,7 @@ class AgentInstance:
         view, now_s = self.view, self.clock()
         try:
             while True:
-                self._memory.refresh_view()
+                self.memory.refresh_view()
                 commands = self._scheduler.step(event, view, now_s)
                 self._host.stepped(event, view, now_s, commands)
                 until_s = None
@@ -215,7 +184,7 @@ class AgentInstance:
                         until_s = command.until_s
                     else:
                         self._execute(command)
-                self.wake_at(until_s)
+                self.alarm.set(until_s)
                 self._watch_phase()
                 if not self._inbox:
                     break
@@ -254,24 +223,6 @@ class AgentInstance:
             for call_id in command.call_ids:
                 self._stop(call_id)
 
-    def wake_at(self, until_s: float | None) -> None:
-        if until_s == self._tick_at_s:
-            return
-        if self._tick is not None:
-            self._tick.cancel()
-        self._tick_at_s, self._tick = until_s, None
-        if until_s is not None:
-            self._tick = self._loop.call_later(max(0.0, until_s - self.clock()), self._on_tick)
-
-    def _on_tick(self) -> None:
-        assert self._tick_at_s is not None
-        left_s = self._tick_at_s - self.clock()
-        if left_s > 0.0:  # the loop's timers are a little coarser than the clock
-            self._tick = self._loop.call_later(max(left_s, _HASTE_S), self._on_tick)
-            return
-        self._tick = self._tick_at_s = None
-        self.happened(Tick())
-
     def _report(self, summary: RoundSummary) -> None:
         self._predictor.observe(summary)
         for name, model in self.view.models.items():
@@ -287,7 +238,7 @@ class AgentInstance:
 
     # --- a call's way in -------------------------------------------------------------------------------------------
 
-    def _post(self, run: AgentCall) -> None:
+    def post(self, run: AgentCall) -> None:
         run.posted = True
         run.attempts += 1
         run.client.post(run.model)
@@ -295,7 +246,7 @@ class AgentInstance:
     def arrive(self, run: AgentCall) -> None:
         run.arrived = True
         self.seen.add(run.seq)
-        self._memory.look(run)
+        self.memory.look(run)
         self.view.models[run.model].waiting[run.id] = run.view
         self.happened(Arrived(run.view.call))
 
@@ -307,8 +258,8 @@ class AgentInstance:
             return
         if run.chain is None:
             run.chain = PageChain(self.limits[run.model].page_tokens, run.prompt)
-            run.view.call = self._memory.lines.exact(run.view.call, run.prompt, run.chain)
-        tokens, most = run.view.call.prompt_tokens, self._memory.most_prompt_tokens(run.model)
+            run.view.call = self.memory.lines.exact(run.view.call, run.prompt, run.chain)
+        tokens, most = run.view.call.prompt_tokens, self.memory.most_prompt_tokens(run.model)
         if tokens > most:
             self._refuse(run, f"the prompt has {tokens} tokens: {run.model} takes at most {most} here")
         elif not run.arrived:
@@ -316,7 +267,7 @@ class AgentInstance:
         elif run.grant_steps is not None:
             self._grant(run, run.grant_steps)
         else:
-            self._memory.look(run)
+            self.memory.look(run)
 
     def _refuse(self, run: AgentCall, why: str) -> None:
         """The call can never be served; its client is told so in its own format by the engine that holds it."""
@@ -337,7 +288,7 @@ class AgentInstance:
         if refusal:
             self._inbox.append(Rejected(run.id, refusal))
             return
-        self._memory.look(run)
+        self.memory.look(run)
         del model.waiting[run.id]
         model.running[run.id] = run.view
         run.by_sp, run.admitted_s = by_sp, self.clock()
@@ -347,11 +298,11 @@ class AgentInstance:
             return
         run.grant_steps = grant
         if not run.posted:
-            self._post(run)
+            self.post(run)
 
     def _refusal(self, run: AgentCall, model: ModelView) -> str:
         """Why the engine would only queue the call beside what runs, which would stall the batch it is in; empty: it fits."""
-        if model.running and run.view.call.prompt_tokens >= self._memory.free_tokens(run.model):
+        if model.running and run.view.call.prompt_tokens >= self.memory.free_tokens(run.model):
             return "no free KV"
         return ""
 
@@ -362,7 +313,7 @@ class AgentInstance:
 
     def _grant(self, run: AgentCall, steps: int) -> None:
         run.grant_steps, run.granted = None, True
-        self._heard_s[run.model] = self.clock()
+        self.heard_s[run.model] = self.clock()
         self._engines.send(run.model, Grant(run.engine_id, steps))
 
     def _stop(self, call_id: int) -> None:
@@ -379,7 +330,7 @@ class AgentInstance:
 
     def heard(self, model: str, message: FromEngine) -> None:
         """A message about one of its calls; one about a call that is over is of no interest."""
-        self._heard_s[model] = self.clock()
+        self.heard_s[model] = self.clock()
         if isinstance(message, Hello):
             return
         run = self.runs.get(int(message.call.rpartition("-")[2], 16))
@@ -436,21 +387,9 @@ class AgentInstance:
         assert run.chain is not None
         chain = run.chain.copy()
         chain.extend(bytes(run.output))
-        self._memory.lines.used(call, chain, run.prompt + run.output, now_s)
-        timer = self._loop.call_later(LEASE_WORD_S, self._settle, call.key)
-        self._awaiting_word.setdefault(call.key, []).append((run, timer))
+        self.memory.lines.used(call, chain, run.prompt + run.output, now_s)
+        self.leases.await_word(run)
         self.leave(run, "completed", "")
-
-    def _settle(self, key: LineKey) -> None:
-        """Let the scheduler hear of the completed calls of a line."""
-        for run, timer in self._awaiting_word.pop(key, ()):
-            timer.cancel()
-            del self.view.models[run.model].running[run.id]
-            self.happened(SegmentEnded(run.id, run.view.generated_tokens, "finished"))
-
-    def settle_all(self) -> None:
-        for key in list(self._awaiting_word):
-            self._settle(key)
 
     def leave(self, run: AgentCall, outcome: str, why: str) -> None:
         """The call's last word."""
@@ -499,49 +438,6 @@ class AgentInstance:
 
     # --- calls whose engine comes and goes ---------------------------------------------------------------------------
 
-    def refuse_waiting(self, model: str) -> None:
-        """Calls do not wait for an engine that does not start."""
-        why = None if self._engines.alive(model) else self._engines.refusal(model)
-        if why is not None:
-            for call_id in list(self.view.models[model].waiting):
-                self.end_early(self.runs[call_id], 502, why)
-
-    def lose_device(self, model: str) -> None:
-        """Nothing of the model's KV survives on the device from here on."""
-        for run in self.runs.values():
-            if run.model == model:
-                run.on_device = False
-
-    def post_waiting(self, model: str) -> None:
-        for call_id in self.view.models[model].waiting:
-            run = self.runs[call_id]
-            if not run.posted:
-                self._post(run)
-
-    def forget_posts(self, model: str) -> None:
-        """The engine of the model goes away with all that it holds."""
-        for run in [run for run in self.runs.values() if run.model == model]:
-            run.start_over()
-            if not run.arrived:
-                self.arrive(run)
-
-    def take_back(self, model: str) -> list[AgentCall]:
-        """Calls of a dead engine wait again, in order of arrival; returns those that cannot be tried again, out of the view."""
-        view, lost, waiting = self.view.models[model], [], []
-        for run in [run for run in self.runs.values() if run.model == model]:
-            self.decode.ended(run.id)
-            if run.posted and (run.dropped or run.client.began or run.attempts >= MOST_ATTEMPTS):
-                lost.append(run)
-                continue
-            run.start_over()
-            if run.arrived:
-                waiting.append(run.view)
-        view.running.clear()
-        view.held.clear()
-        waiting.sort(key=lambda item: (item.arrived_s, item.call.id))
-        view.waiting = {item.call.id: item for item in waiting}
-        return lost
-
     def connection_lost(self, run: AgentCall) -> None:
         """The engine broke off its answer, or never began one. If it has died, that will be heard soon."""
         if not run.over and run.posted:
@@ -553,29 +449,19 @@ class AgentInstance:
         if run.ready or attempts >= MOST_ATTEMPTS:
             self.end_early(run, 502, "the engine broke off its answer")
         else:
-            self._post(run)
-
-    def hung(self, hang_s: float) -> str | None:
-        """A model whose engine runs calls and has said nothing for ``hang_s``; it is killed."""
-        active = self.view.active
-        if active is None or not any(run.granted for run in self.runs.values()):
-            return None
-        if self.clock() - self._heard_s.get(active, 0.0) <= hang_s:
-            return None
-        self._engines.kill(active, f"it has said nothing for {hang_s:g} s")
-        return active
+            self.post(run)
 
     # --- maintenance -----------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Nothing under way: no call, no switch, no word awaited, nothing to recover from."""
-        return not (self.runs or self._awaiting_word or self.group.busy)
+        return not (self.runs or self.leases.awaited or self.group.busy)
 
     async def reset(self, knobs: Knobs, *, session_prefill: bool) -> None:
         """Begin anew on an idle instance: the first model active, empty caches, a fresh scheduler. Raises EngineFailed."""
         assert self.idle
-        self.wake_at(None)
+        self.alarm.set(None)
         self.view.healthy = False  # nothing is commanded meanwhile
         try:
             first = next(iter(self.view.models))

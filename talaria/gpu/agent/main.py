@@ -96,7 +96,7 @@ class Agent:
     async def _watch(self, instance: AgentInstance) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            model = instance.hung(self._cluster.engine.hang_s)
+            model = instance.group.hung(self._cluster.engine.hang_s)
             if model is not None:
                 _log.error("event=engine_hangs model=%s", model)
 

@@ -43,6 +43,12 @@ class DeviceMemory:
         """Where the call's prefix is right now."""
         run.view.device_tokens = 0 if run.chain is None else self.cached_tokens(run.model, run.chain)
 
+    def lose(self, model: str) -> None:
+        """Nothing of the model's KV survives on the device from here on."""
+        for run in self._runs.values():
+            if run.model == model:
+                run.on_device = False
+
     def refresh_view(self) -> None:
         """What the scheduler reads of the active model's memory, as it is now."""
         active = self._view.active

@@ -171,7 +171,7 @@ class AgentServer:
         assert instance is not None
         hello = wire.AgentHello(
             instance=instance.id, version=talaria.__version__, abi=ABI, now_s=wire.now_s(), capabilities=as_json(instance.capabilities),
-            models=instance.most_prompt_tokens(), leases=instance.live_leases(),
+            models=instance.most_prompt_tokens(), leases=instance.leases.live(),
         )  # fmt: skip
         self._outbox.send(hello)
         self._telemetry.publish()
