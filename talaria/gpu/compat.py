@@ -40,7 +40,9 @@ ABORT = _SCHEDULER + "abort_request"
 PAUSED = _SCHEDULER + "_record_scheduler_state_for_paused_engine"
 GRAMMAR = _GRAMMARS + "process_req_with_grammar"
 GRAMMARS_READY = _GRAMMARS + "get_ready_grammar_requests"
-PENALTIES = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__"
+_PENALTIES = "sglang.srt.sampling.penaltylib."
+_ORCHESTRATOR = _PENALTIES + "orchestrator.BatchedPenalizerOrchestrator"
+PENALTIES = _ORCHESTRATOR + ".__init__"
 INTERNAL_STATE = _MANAGERS + "scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 _CALLED: Final[dict[str, tuple[str, ...]]] = {
@@ -107,7 +109,18 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
         "origin_input_ids", "origin_input_ids_unpadded", "output_ids", "full_untruncated_fill_ids", "send_token_offset",
         "send_output_token_logprobs_offset", "return_logprob", "logprob", "grammar",
     ),
+    _MANAGERS + "schedule_batch.ReqLogprob": (
+        "top_logprobs_num", "token_ids_logprob", "output_token_logprobs_val", "output_token_logprobs_idx", "output_top_logprobs_val",
+        "output_top_logprobs_idx", "output_token_ids_logprobs_val", "output_token_ids_logprobs_idx", "input_token_logprobs_val",
+        "input_token_logprobs_idx", "input_top_logprobs_val", "input_top_logprobs_idx", "input_token_ids_logprobs_val",
+        "input_token_ids_logprobs_idx",
+    ),
     _MANAGERS + "schedule_batch.ScheduleBatch": ("enable_overlap", "reqs"),
+    _ORCHESTRATOR: ("batch", "device", "penalizers"),
+    _PENALTIES + "frequency_penalty.BatchedFrequencyPenalizer": ("frequency_penalties", "cumulated_frequency_penalties"),
+    _PENALTIES + "presence_penalty.BatchedPresencePenalizer": ("presence_penalties", "cumulated_presence_penalties"),
+    _PENALTIES + "repetition_penalty.BatchedRepetitionPenalizer": ("repetition_penalties", "cumulated_repetition_penalties"),
+    _PENALTIES + "min_new_tokens.BatchedMinNewTokensPenalizer": ("len_output_tokens", "is_prepared", "orchestrator"),
     _MANAGERS + "scheduler.Scheduler": ("batch_result_processor", "waiting_queue", "grammar_manager", "chunked_req"),
     _GRAMMARS.rstrip("."): ("grammar_queue",),
     _MESSAGES.rstrip("."): ("openai_serving_chat",),
@@ -144,7 +157,7 @@ def differences(called: dict[str, tuple[str, ...]], held: dict[str, tuple[str, .
     for target, parameters in called.items():
         try:
             found = tuple(inspect.signature(inspect.unwrap(pkgutil.resolve_name(target))).parameters)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:  # the latter two: it is no function
             yield f"no {target} ({error})"
             continue
         if found[: len(parameters)] != parameters:

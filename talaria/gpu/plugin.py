@@ -10,11 +10,14 @@ from talaria.gpu.protocol.engine import SOCKET_VARIABLE
 def load() -> None:
     """Installs the hooks. An SGLang server that no agent started is left alone.
 
-    Raises SystemExit with one line where this SGLang does not fit.
+    Raises SystemExit with one line where this SGLang does not fit; any other exception SGLang would log and start without the hooks.
     """
     if SOCKET_VARIABLE not in os.environ:
         return
-    from talaria.gpu import compat
-    from talaria.gpu.hooks import hold, offload, pause, resume, stop, telemetry, tokenise
+    try:
+        from talaria.gpu import compat
+        from talaria.gpu.hooks import hold, offload, pause, resume, stop, telemetry, tokenise
 
-    compat.install([*hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
+        compat.install([*hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
+    except Exception as error:
+        raise SystemExit(f"talaria: the hooks cannot be installed: {error!r}") from error
