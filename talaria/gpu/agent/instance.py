@@ -472,6 +472,14 @@ class AgentInstance:
         finally:
             self._begin(knobs, replace(self.capabilities, session_prefill=session_prefill))
 
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Tune the scheduler between two of its steps; the next one follows at once, for a slot that lingers by the old ones."""
+        self.knobs = knobs
+        self._scheduler.set_knobs(knobs)
+        self._predictor.alpha = knobs.ewma_alpha
+        self._host.tuned(knobs, self.clock())
+        self.happened(Tick())
+
     def renumbered(self) -> None:
         """Another gateway numbers the submissions from here on, from 1."""
         self.seen = SeenSubmissions()

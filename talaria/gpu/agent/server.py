@@ -186,6 +186,8 @@ class AgentServer:
                 instance.seen.add(seq)
             case wire.Open(model) | wire.Close(model):
                 instance.group.administer(model, is_open=isinstance(message, wire.Open))
+            case wire.Tune(knobs):
+                instance.set_knobs(CODEC.decode(msgspec.json.decode(knobs)))
             case wire.Reset():
                 self._reset_task = asyncio.create_task(self._reset(instance, message))
                 await asyncio.shield(self._reset_task)  # a link that breaks meanwhile must not break a switch
