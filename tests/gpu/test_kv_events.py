@@ -63,6 +63,9 @@ class Publisher:
             await self._publish.send_multipart([b"kv", self._number.to_bytes(8, "big"), body])
         self._number += 1
 
+    async def send_frames(self, *frames: bytes) -> None:
+        await self._publish.send_multipart(list(frames))
+
     async def answer_replays(self) -> None:
         while True:
             client, _, start = await self._replay.recv_multipart()
@@ -150,6 +153,18 @@ def test_what_cannot_be_read_empties_the_mirror(tmp_path: Path) -> None:
     async def scene(publisher: Publisher, mirror: KvMirror) -> None:
         await publisher.send(stored(*pages[:5]))
         await publisher.send({"type": "BlockMoved", "block_hashes": pages[:5]})
+        await publisher.send(stored(*pages[:2]))
+        await until(lambda: mirror.version == 3)
+
+    assert follow(tmp_path, scene).device_tokens(chain(40)) == 8
+
+
+def test_a_message_of_other_frames_is_survived(tmp_path: Path) -> None:
+    pages = chain(40).hashes
+
+    async def scene(publisher: Publisher, mirror: KvMirror) -> None:
+        await publisher.send(stored(*pages[:5]))
+        await publisher.send_frames(b"kv", b"what is this")
         await publisher.send(stored(*pages[:2]))
         await until(lambda: mirror.version == 3)
 

@@ -22,7 +22,7 @@ from talaria.gpu import config
 from talaria.gpu.engine import command, process
 from talaria.gpu.engine.control import Control
 from talaria.gpu.engine.errors import Busy, EngineFailed
-from talaria.gpu.engine.guard import TAGS
+from talaria.gpu.engine.guard import TAGS, IllegalStep
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.kv.events import KvEvents
 from talaria.gpu.kv.mirror import KvMirror
@@ -169,7 +169,7 @@ class Engine:
         except BaseException as error:
             why = f"engine of {self.name!r} is lost between {before.value} and {after.value}: {error!r}"
             await self.fail(why)
-            if isinstance(error, (aiohttp.ClientError, TimeoutError)):
+            if isinstance(error, (aiohttp.ClientError, OSError, IllegalStep)):
                 raise EngineFailed(why) from error
             raise
         if self._run is not run:
@@ -220,11 +220,16 @@ class _Run:
             raise FileNotFoundError(f"no model at {model.path}")
         assert holds.path is not None, "the hold server listens before any engine starts"
         place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24))
-        log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{quote(name, safe='')}")
-        words = command.command(name, model, instance, settings, place)
-        environment = command.environment(name, model, instance, settings, place, holds.path)
         try:
-            return cls(place, log, await process.Process.start(words, environment, place.directory, log), mirror)
+            log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{quote(name, safe='')}")
+            words = command.command(name, model, instance, settings, place)
+            environment = command.environment(name, model, instance, settings, place, holds.path)
+            running = await process.Process.start(words, environment, place.directory, log)
+            try:
+                return cls(place, log, running, mirror)
+            except BaseException:
+                await running.kill()
+                raise
         except BaseException:
             shutil.rmtree(place.directory, ignore_errors=True)
             raise

@@ -105,7 +105,8 @@ def _told(number: int, frame: FrameType | None) -> None:
 
 
 def main(directory: str, command: list[str]) -> int:
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # an agent's end of another warden's stdin, kept open here, would keep that alive
+    last = max(int(descriptor) for descriptor in os.listdir("/proc/self/fd"))
+    os.closerange(3, last + 1)  # an agent's end of another warden's stdin, kept open here, would keep that alive
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _told)
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0, preexec_fn=_tie)

@@ -14,6 +14,8 @@ from talaria.gpu.kv.mirror import KvMirror
 
 _log = logging.getLogger(__name__)
 _REPLAY_S: Final = 5.0
+_FRAMES: Final = 3
+"""Topic, number, batch; a replay has an empty one before them."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _DEVICE: Final = (None, "GPU")
 
@@ -69,7 +71,12 @@ class KvEvents:
 
     async def _follow(self) -> None:
         while True:
-            _, sequence, body = await self._socket.recv_multipart()
+            frames = await self._socket.recv_multipart()
+            if len(frames) != _FRAMES:  # if it was a batch, the number of the next one tells
+                _log.warning("a KV event message has %d frames, not %d: the mirror starts over", len(frames), _FRAMES)
+                self._mirror.cleared()
+                continue
+            _, sequence, body = frames
             number = int.from_bytes(sequence, "big")
             if number > self._next:
                 await self._replay()
@@ -87,7 +94,11 @@ class KvEvents:
             await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
             async with asyncio.timeout(_REPLAY_S):
                 while True:
-                    _, _, sequence, body = await socket.recv_multipart()
+                    frames = await socket.recv_multipart()
+                    if len(frames) != 1 + _FRAMES:
+                        _log.warning("the engine replays a KV event message of %d frames, not %d", len(frames), 1 + _FRAMES)
+                        return
+                    _, _, sequence, body = frames
                     if sequence == _END:
                         return
                     number = int.from_bytes(sequence, "big")
