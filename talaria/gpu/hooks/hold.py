@@ -15,6 +15,7 @@ import os
 import re
 from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Final
 
 from talaria.gpu import compat
@@ -47,10 +48,9 @@ class Holder:
     async def _connect(self, manager: Any) -> None:
         try:
             self._link = Link(os.environ[engine.SOCKET_VARIABLE], await self._hello(manager), self._received, self._lost)
-        except Exception as error:
+            await self._link.run()
+        except Exception as error:  # a server that nobody can reach any more had better start anew
             compat.stop_server(f"the plugin does not work in this server: {error!r}")
-            return
-        await self._link.run()
 
     async def _hello(self, manager: Any) -> engine.Hello:
         """Raises RuntimeError or KeyError where the hooks are not at work in all processes of the server."""
@@ -114,9 +114,10 @@ class Holder:
         state = manager.rid_to_state[call_id]
         try:
             call = request.state.talaria_call = await self._admit(manager, held, state)
-            async for out in _answer(manager, held, state, request, call):
-                out["meta_info"]["id"] = obj.rid
-                yield out
+            async with aclosing(_answer(manager, held, state, request, call)) as answer:
+                async for out in answer:
+                    out["meta_info"]["id"] = obj.rid
+                    yield out
         except BaseException:
             manager._release_req_states_on_failure({call_id: state})
             raise
