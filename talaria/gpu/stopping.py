@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 
+from talaria.errors import InputError
+
 
 def stop_event(*, at_eof: bool) -> asyncio.Event:
     """Set by SIGINT and SIGTERM and, with ``at_eof``, when standard input ends.
 
-    A parent that holds the other end of a pipe there cannot leave its child behind, however it dies.
+    A parent that holds the other end of a pipe there cannot leave its child behind, however it dies. Raises InputError where it is a file.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -24,5 +26,8 @@ def stop_event(*, at_eof: bool) -> asyncio.Event:
                 loop.remove_reader(descriptor)
                 stop.set()
 
-        loop.add_reader(descriptor, read)
+        try:
+            loop.add_reader(descriptor, read)
+        except PermissionError:  # a file, or /dev/null: of that no end can be waited for
+            raise InputError("standard input is no pipe", where="--until-eof", fix="hold the other end of a pipe open there") from None
     return stop

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -20,6 +20,8 @@ from talaria.errors import InputError
 from talaria.gpu.protocol import records
 from talaria.gpu.protocol.agent import now_s
 from talaria.gpu.run.prompts import Ids
+
+T = TypeVar("T")
 
 OVERLOADED = (429, 503)
 """A call that is answered with one of these was shed."""
@@ -36,6 +38,7 @@ SAMPLE = (
 )
 """Ordinary words: the ids that a model's tokenizer makes of them are what prompts are drawn from."""
 FEWEST_IDS = 16
+EXPECTED = "a Talaria gateway"
 
 
 class GatewayFailed(RuntimeError):
@@ -86,6 +89,16 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
+class _Card(msgspec.Struct):
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
 _chunk = msgspec.json.Decoder(_Chunk).decode
 
 
@@ -121,7 +134,8 @@ class Client:
         """Ordinary token ids of ``model``, as its own engine makes them of ordinary words. Raises InputError, GatewayFailed."""
         body = {"model": model, "prompt": SAMPLE, "max_tokens": 1, "return_token_ids": True}
         answer = await self._json("POST", "/v1/completions", self._endpoint.key, body)
-        ids = sorted(set(answer["choices"][0].get("prompt_token_ids", [])[1:]))  # the first may be a mark of the beginning
+        choices = self._shaped(answer, _Chunk, "/v1/completions").choices
+        ids = sorted(set((choices[0].prompt_token_ids or [])[1:] if choices else []))  # the first may be a mark of the beginning
         if len(ids) < FEWEST_IDS:
             raise InputError(f"model {model!r} gives no token ids", where=self._endpoint.url, fix="serve it with SGLang 0.5.23 or later")
         return ids
@@ -129,7 +143,8 @@ class Client:
     async def models(self) -> dict[str, int | None]:
         """Served names (aliases are none), with the most tokens that each takes where the gateway says so. Raises InputError."""
         answer = await self._json("GET", "/v1/models", self._endpoint.key)
-        return {card["id"]: card.get("max_model_len") for card in answer["data"] if card.get("root", card["id"]) == card["id"]}
+        cards = self._shaped(answer, _Cards, "/v1/models").data
+        return {card.id: card.max_model_len for card in cards if card.root in (None, card.id)}
 
     async def admin(self, method: str, path: str, body: Any = None) -> Any:
         """An admin endpoint's answer. Raises InputError or GatewayFailed with what it says."""
@@ -144,9 +159,9 @@ class Client:
                 if response.status != 200:
                     fix = "check the admin key" if response.status in (401, 403, 404) else ""
                     raise InputError(f"answers {response.status}: {(await response.text())[:200]}", where=url, fix=fix)
-                yield _records(response.content)
-        except aiohttp.ClientError as error:
-            raise InputError(f"cannot be read: {error}", where=url, fix="is the gateway up?") from None
+                yield _records(response.content, url)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise InputError(f"cannot be read: {str(error) or 'no answer in time'}", where=url, fix="is the gateway up?") from None
 
     async def _reading(self, url: str, headers: dict[str, str]) -> aiohttp.ClientResponse:
         """The answer. A gateway takes a moment to see that its last reader has gone, and tells nobody: it is asked again."""
@@ -164,7 +179,7 @@ class Client:
             async with self._http.request(method, url, json=body, headers=self._headers(key)) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError) as error:
-            raise InputError(f"cannot be reached: {error}", where=url, fix="is the gateway up?") from None
+            raise InputError(f"cannot be reached: {str(error) or 'no answer in time'}", where=url, fix="is the gateway up?") from None
         if response.status >= 500:
             raise GatewayFailed(f"{url} answers {response.status}: {text[:300]}")
         if response.status != 200:
@@ -173,7 +188,13 @@ class Client:
         try:
             return msgspec.json.decode(text) if text.strip() else None
         except msgspec.DecodeError:
-            raise InputError("answers no JSON", where=url, allowed="a Talaria gateway") from None
+            raise InputError("answers no JSON", where=url, allowed=EXPECTED) from None
+
+    def _shaped(self, answer: Any, shape: type[T], path: str) -> T:
+        try:
+            return msgspec.convert(answer, shape)
+        except msgspec.ValidationError as error:
+            raise InputError(f"answers what is not expected ({error})", where=self._endpoint.url + path, allowed=EXPECTED) from None
 
     @staticmethod
     def _headers(key: str | None) -> dict[str, str]:
@@ -209,10 +230,15 @@ async def _read(content: aiohttp.StreamReader, number: int | None) -> Answer:
     return Answer("failed" if why else "completed", why, number, first_s, ended_s, _ids(output), usage.prompt_tokens, cached)
 
 
-async def _records(content: aiohttp.StreamReader) -> AsyncIterator[records.Record]:
+async def _records(content: aiohttp.StreamReader, url: str) -> AsyncIterator[records.Record]:
+    """Raises InputError for what is none."""
     async for line in _lines(content):
         if line.strip():
-            yield records.decode(line)
+            try:
+                record = records.decode(line)
+            except msgspec.DecodeError as error:
+                raise InputError(f"gives what is no record ({error})", where=url, allowed=EXPECTED) from None
+            yield record
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

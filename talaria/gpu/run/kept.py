@@ -9,6 +9,7 @@ from typing import Any
 
 from talaria.errors import InputError
 from talaria.gpu.run.execute import Repetition
+from talaria.report.files import write_atomically
 from talaria.report.parquet import RecordWriter, read_records
 from talaria.report.record import RunRecord
 from talaria.report.timeline import write_timeline
@@ -23,16 +24,21 @@ class Kept:
         self._directory = directory
         written = json.dumps(inputs, sort_keys=True, indent=1)
         if resume and directory.exists():
-            if (directory / INPUTS).read_text(encoding="utf-8") != written:
+            try:
+                same = (directory / INPUTS).read_bytes() == written.encode()
+            except OSError as error:
+                what = f"what is kept there is damaged ({INPUTS}: {error.strerror})"
+                raise InputError(what, where=str(directory), fix="start again without --resume") from None
+            if not same:
                 what = "what is kept there is of another trace or of other options"
                 raise InputError(what, where=str(directory), fix="start again without --resume")
             return
         shutil.rmtree(directory, ignore_errors=True)
         try:
             directory.mkdir(parents=True)
-            (directory / INPUTS).write_text(written, encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot be written ({error.strerror})", where=str(directory), fix="choose another --out") from None
+        write_atomically(directory / INPUTS, written.encode())
 
     def place(self, label: str, seed: int) -> Path:
         """Where a repetition's files are."""
@@ -61,7 +67,7 @@ class Kept:
         tables.close()
         write_timeline(done.record, place / "timeline.json")
         notes = {"began_s": done.began_s, "cpu_s": done.cpu_s, "differences": done.differences.count, "warnings": list(done.warnings)}
-        (place / DONE).write_text(json.dumps(notes), encoding="utf-8")
+        write_atomically(place / DONE, json.dumps(notes).encode())
 
     def discard(self) -> None:
         """All of it is where it belongs."""

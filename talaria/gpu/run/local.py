@@ -11,11 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
 
 from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig, Secret, header_value
@@ -31,15 +34,14 @@ STOP_S = 90.0
 def gateway(config: ClusterConfig, waiting: Callable[[str], None]) -> Iterator[Endpoint]:
     """Start ``talaria-gpu serve`` and stop it at the end; ``waiting`` is told what is being waited for.
 
-    Raises InputError for a key that is not set, GatewayFailed.
+    Raises InputError for a key that is not set and a log that cannot be written, GatewayFailed.
     """
     key = config.gateway.keys[0].key.read(f"gateway.keys: {config.gateway.keys[0].name}") if config.gateway.keys else None
     admin_key, port = secrets.token_urlsafe(24), _free_port()
     ours = config.gateway.model_copy(update={"host": "127.0.0.1", "port": port, "admin_key": Secret(env=ADMIN_VARIABLE)})
     document = config.model_copy(update={"gateway": ours}).model_dump(mode="json", by_alias=True, exclude_none=True)
     log_path = Path(config.engine.log_dir) / "gateway.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="talaria-run-") as folder, log_path.open("ab") as log:
+    with _opened(log_path) as log, tempfile.TemporaryDirectory(prefix="talaria-run-") as folder:
         path = Path(folder, "cluster.yaml")  # JSON is YAML
         path.write_text(json.dumps(document), encoding="utf-8")
         command = [sys.executable, "-m", "talaria.cli.gpu", "serve", str(path), "--until-eof"]
@@ -52,6 +54,18 @@ def gateway(config: ClusterConfig, waiting: Callable[[str], None]) -> Iterator[E
             yield Endpoint(url, key, admin_key)
         finally:
             _stop(process)
+
+
+class _Ready(msgspec.Struct):
+    instances: dict[str, bool]
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", where=str(log), fix="choose another engine.log_dir") from None
 
 
 def _until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float, log_path: Path) -> None:
@@ -69,8 +83,8 @@ def _is_ready(url: str) -> bool:
     """All instances, not only enough to serve every model: what is measured is the whole cluster."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
-            return all(json.load(response)["instances"].values())
-    except (urllib.error.URLError, OSError):
+            return all(msgspec.json.decode(response.read(), type=_Ready).instances.values())
+    except (OSError, HTTPException, msgspec.DecodeError):
         return False
 
 

@@ -76,7 +76,9 @@ def plan(
     parse_arrivals(kind, where="--arrivals")
     if gap_cap_s is not None:
         notes.append(f"gaps are capped at {gap_cap_s:g} s")
-    planned = ReplayPlan(source, assigned, kind, gap_cap_s, seeds, notes, hashlib.sha256(trace.read_bytes()).hexdigest())
+    with trace.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    planned = ReplayPlan(source, assigned, kind, gap_cap_s, seeds, notes, content)
     _check_lengths(planned.workload(), served, str(trace))
     return planned
 
