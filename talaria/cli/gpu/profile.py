@@ -43,10 +43,12 @@ def profile(
             raise InputError(f"{value} is too few", where=option, allowed=f"{least} or more")
     from talaria import profiles
     from talaria.gpu import config, modelfiles
+    from talaria.gpu.profiling.write import common_tp
     from talaria.gpu.run.client import GatewayFailed
     from talaria.report.files import check_writable
 
     loaded = config.load(cluster)
+    common_tp(loaded)
     check_writable(out)
     if base is not None:
         profiles.load(base)
@@ -57,7 +59,7 @@ def profile(
     except GatewayFailed as error:
         note(f"error: {error}")
         raise typer.Exit(1) from None
-    _write(loaded, measured, files, out, open_s, base, as_json=json)
+    _write(loaded, measured, files, out, open_s, base, elsewhere=url is not None, as_json=json)
 
 
 @contextmanager
@@ -94,7 +96,9 @@ async def _measure(endpoint: Endpoint, cluster: ClusterConfig, max_tokens: int, 
             )  # fmt: skip
 
 
-def _write(cluster: Any, measured: Any, files: Any, out: Path, open_s: float | None, base: str | None, *, as_json: bool) -> None:
+def _write(
+    cluster: Any, measured: Any, files: Any, out: Path, open_s: float | None, base: str | None, *, elsewhere: bool, as_json: bool
+) -> None:
     import yaml
 
     from talaria.cli.console import show_json, show_rows
@@ -102,10 +106,11 @@ def _write(cluster: Any, measured: Any, files: Any, out: Path, open_s: float | N
     from talaria.gpu.profiling import write
     from talaria.report.files import write_atomically
 
-    found = gpus()
-    source = f"talaria-gpu profile, {time.strftime('%Y-%m-%d')}, {found[0].name if found else 'CPU'}"
+    found = [] if elsewhere else gpus()  # of a cluster elsewhere, what this machine has says nothing
+    device = found[0].name if found else "unknown (served elsewhere)" if elsewhere else "CPU"
+    source = f"talaria-gpu profile, {time.strftime('%Y-%m-%d')}, {device}"
     points = write.points(
-        measured, cluster, files, name=out.stem, source=source, open_s=open_s, gpu=found[0].name if found else None,
+        measured, cluster, files, name=out.stem, source=source, open_s=open_s, gpu=device if found or base is None else None,
         hbm_bytes=found[0].memory_bytes if found else None, base=base,
     )  # fmt: skip
     raw, beside = out.with_name(f"{out.stem}-points.json"), out.with_name(f"{out.stem}-scenario.yaml")

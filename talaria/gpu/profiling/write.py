@@ -8,10 +8,12 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
+from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.gpu.profiling.measure import Measured, ModelMeasured
 from talaria.profiles.fit import DECODE, PREFILL, fit_profile
+from talaria.profiles.load import load
 from talaria.profiles.points import ModelPoints, PointsFile
 from talaria.profiles.schema import ProfileFile
 
@@ -30,14 +32,28 @@ def points(
     measured: Measured, cluster: ClusterConfig, files: dict[str, ModelFiles], *, name: str, source: str, open_s: float | None,
     gpu: str | None, hbm_bytes: int | None, base: str | None,
 ) -> PointsFile:  # fmt: skip
-    """``source`` says when and on what. ``open_s``: of one model, None where nobody saw an engine start. Raises InputError."""
-    tp = max(instance.tp for instance in cluster.instances)
-    models = {model: _model_points(found, files[model], cluster, model, tp, source, open_s) for model, found in measured.models.items()}
+    """``source`` says when and on what, ``gpu`` is needed without ``base``. ``open_s``: of one model, None where nobody saw it start.
+
+    Raises InputError.
+    """
+    tp = common_tp(cluster)
+    models = {
+        model: _model_points(found, files[model], cluster, model, tp, source, open_s, base) for model, found in measured.models.items()
+    }
     return PointsFile(
         schema="talaria.points/1", name=name, description=f"Measured on the cluster {cluster.name} by talaria-gpu profile.", source=source,
-        base=base, gpu=gpu or ("CPU" if base is None else None), hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
+        base=base, gpu=gpu, hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
         models=models,
     )  # fmt: skip
+
+
+def common_tp(cluster: ClusterConfig) -> int:
+    """A profile is of one group size. Raises InputError where the instances differ in it."""
+    first, *others = sorted({instance.tp for instance in cluster.instances})
+    if others:
+        found = ", ".join(map(str, (first, *others)))
+        raise InputError(f"tp {found}", where="instances", allowed="one tp in a profile", fix="profile a cluster file for each")
+    return first
 
 
 def profile(points: PointsFile, measured: Measured) -> ProfileFile:
@@ -82,8 +98,9 @@ def _quantity(value: Any, source: str, provenance: str = "measured") -> dict[str
 
 
 def _model_points(
-    found: ModelMeasured, files: ModelFiles, cluster: ClusterConfig, model: str, tp: int, source: str, open_s: float | None
-) -> ModelPoints:
+    found: ModelMeasured, files: ModelFiles, cluster: ClusterConfig, model: str, tp: int, source: str, open_s: float | None,
+    base: str | None,
+) -> ModelPoints:  # fmt: skip
     read = f"config.json and weights of {files.name}"
     numbers: dict[str, Any] = {
         "hub_id": files.name,
@@ -96,10 +113,20 @@ def _model_points(
         "output_tokens_prior": _quantity(OUTPUT_TOKENS_PRIOR, "before any answer was seen", "assumed"),
         "open_s": _quantity(round(open_s, 3), f"start of the engines, {source}") if open_s else _quantity(60.0, "not measured", "assumed"),
     }
-    if cluster.models[model].family == "recurrent":
-        for field in ("state_bytes", "checkpoint_tokens"):
-            numbers[field] = _quantity(1, "not measured", "assumed")
+    numbers |= _state(cluster, model, base)
     return ModelPoints(prefill=tuple(found.prefill), decode=tuple(found.decode), numbers=numbers)
+
+
+def _state(cluster: ClusterConfig, model: str, base: str | None) -> dict[str, Any]:
+    """Of a recurrent model: no engine says it, so what ``base`` knows stands, and without it a placeholder that says it is one."""
+    if cluster.models[model].family != "recurrent":
+        return {}
+    known = None if base is None else load(base).file.models.get(model)
+    if known is not None and known.family == "recurrent":
+        return {}
+    size = "unknown, a placeholder: counts only where state is restored from the host"
+    spacing = "unknown, a placeholder: state is kept at every page"
+    return {"state_bytes": _quantity(1, size, "assumed"), "checkpoint_tokens": _quantity(1, spacing, "assumed")}
 
 
 def _kv_per_rank(files: ModelFiles, tp: int) -> int:
@@ -149,9 +176,15 @@ def _assumed(measured: Measured, files: dict[str, ModelFiles], tp: int, hbm_byte
     bump = need + RUNTIME_BYTES
     hbm = max(hbm_bytes or 0, int(bump / 0.8))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    text = "so that the KV pools are those of the engines"
+    text, host = "so that the KV pools are those of the engines", "memory of the machine that talaria-gpu profile ran on"
+
+    def source(name: str) -> str:
+        if name.startswith("host_"):
+            return host
+        return text if "bytes" in name or "fraction" in name else "without a base profile"
+
     return {
-        name: _quantity(value, text if "bytes" in name or "fraction" in name else "without a base profile", "assumed")
+        name: _quantity(value, source(name), "assumed")
         for name, value in {
             "hbm_bytes": hbm, "device_cap_bytes": int(0.97 * hbm), "bump_fraction": bump / hbm, "runtime_bytes": RUNTIME_BYTES,
             "residue_bytes": MIB, "host_weight_bytes": memory, "host_kv_bytes": max(1, memory // 4), "h2d_bytes_per_s": 1e10,

@@ -10,6 +10,7 @@ import yaml
 
 from talaria.cli.gpu import run_command
 from talaria.cli.main import run_command as run_sim
+from talaria.errors import InputError
 from talaria.gpu import config
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.gpu.profiling import write
@@ -52,7 +53,7 @@ def test_a_fit_that_misses_its_points_says_so_wherever_its_numbers_stand(tmp_pat
         found.decode = [DecodePoint(batch=b, context=c, ms=10 + b + b * c / 1000) for b in (1, 2, 4, 8) for c in (128, 512, 1024)]
         found.decode[5] = DecodePoint(batch=2, context=1024, ms=found.decode[5].ms * spoilt)
     source = "a test"
-    made = write.points(measured, cluster, files, name="p", source=source, open_s=1.0, gpu=None, hbm_bytes=None, base=None)
+    made = write.points(measured, cluster, files, name="p", source=source, open_s=1.0, gpu="CPU", hbm_bytes=None, base=None)
     file = write.profile(made, measured)
     good, bad = cluster.models
     ((which, why),) = write.poor_fits(file, cluster.models).items()
@@ -61,6 +62,24 @@ def test_a_fit_that_misses_its_points_says_so_wherever_its_numbers_stand(tmp_pat
     assert document["description"].endswith(f"Poor fits: {bad} decode.")
     assert why in document["models"][bad]["decode_base_s"]["source"]
     assert "poor fit" not in json.dumps([document["models"][good], document["models"][bad]["prefill_base_s"]])
+
+
+def test_a_profile_is_of_one_group_size(tmp_path: Path) -> None:
+    cluster = config.check(stub_document(tmp_path), "test")
+    assert write.common_tp(cluster) == cluster.instances[0].tp
+    other = cluster.instances[0].model_copy(update={"tp": 2})
+    with pytest.raises(InputError, match="one tp"):
+        write.common_tp(cluster.model_copy(update={"instances": (*cluster.instances, other)}))
+
+
+def test_recurrent_state_is_the_bases_or_says_that_it_is_unknown(tmp_path: Path) -> None:
+    cluster = config.check(stub_document(tmp_path), "test")
+    name = "Qwen3.5-35B-A3B"
+    model = next(iter(cluster.models.values())).model_copy(update={"family": "recurrent"})
+    cluster = cluster.model_copy(update={"models": {name: model, "other": model}})
+    assert write._state(cluster, name, "h200") == {}
+    for of, base in ((name, None), ("other", "h200")):
+        assert all("placeholder" in found["source"] for found in write._state(cluster, of, base).values())
 
 
 def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
