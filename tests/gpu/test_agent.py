@@ -273,6 +273,28 @@ def test_a_model_is_closed_when_its_calls_have_ended_and_opened_again(tmp_path: 
     play(tmp_path, scene)
 
 
+def test_a_hot_instance_whose_model_is_closed_rests_until_it_is_opened(tmp_path: Path) -> None:
+    """Its scheduler would bring the model back at once; closed, it is unhealthy and idle, and a new gateway finds it open."""
+
+    async def scene(agent: AgentProcess) -> None:
+        def stands(residency: Residency, *, healthy: bool) -> bool:
+            snapshot = agent.snapshot
+            return snapshot is not None and snapshot.healthy is healthy and snapshot.models["m0"].residency is residency
+
+        await agent.say(wire.Close("m0"))
+        await agent.until("it is closed", lambda: stands(Residency.ABSENT, healthy=False))
+        await agent.say(wire.Open("m0"))
+        await agent.until("it is open", lambda: stands(Residency.ACTIVE, healthy=True))
+        await agent.say(wire.Close("m0"))
+        await agent.until("it is closed again", lambda: stands(Residency.ABSENT, healthy=False))
+        await agent.disconnect()
+        await agent.connect("its successor")
+        await agent.until("it is open again", lambda: stands(Residency.ACTIVE, healthy=True))
+        assert (await agent.call("m0", "c", {"messages": messages("hi"), "max_tokens": 3}))[1] == 200
+
+    play(tmp_path, scene, instances=[{"name": "g0", "pool": "hot", "models": ["m0"]}])
+
+
 def test_leases_outlive_a_gateway_and_its_successor_numbers_anew(tmp_path: Path) -> None:
     async def scene(agent: AgentProcess) -> None:
         agent.tau_s = 60.0

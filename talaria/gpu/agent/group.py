@@ -73,6 +73,9 @@ class Group:
         """Models whose engine died and is not yet taken away."""
         self._asked: dict[str, bool] = {}
         """By model: an administrator wants it open, once (True), or closed until said otherwise, whoever opens it meanwhile (False)."""
+        self._shut = False
+        """An administrator has closed the one model of a hot instance: it takes no calls until that is open again, since its scheduler
+        would open it at once."""
 
     @property
     def target(self) -> str | None:
@@ -86,6 +89,8 @@ class Group:
 
     def forget_wishes(self) -> None:
         self._asked.clear()
+        if self._shut:
+            self.administer(next(iter(self._calls.view.models)), is_open=True)
 
     # --- commands -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +269,7 @@ class Group:
 
     def do_asked(self) -> None:
         """One wish at a time, where it meets neither a call nor a switch nor a fault; else at the next event."""
-        if not self._asked or self._switch is not None or self._down or not self._calls.view.healthy:
+        if not self._asked or self._switch is not None or self._down or not (self._calls.view.healthy or self._shut):
             return
         for model, is_open in list(self._asked.items()):
             view = self._calls.view.models[model]
@@ -319,7 +324,14 @@ class Group:
             _log.info("event=%s model=%s", "opened" if is_open else "closed", model)
         except EngineFailed as error:
             _log.error("event=open_failed model=%s why=%s", model, error)
-        self._up_again(model)
+        self._shut = self._calls.capabilities.hot and self._asked.get(model) is False
+        if self._shut:
+            self._down.discard(model)
+            self.show_residency()
+            self._host.health_changed()
+            self.do_asked()
+        else:
+            self._up_again(model)
 
     def _up_again(self, model: str) -> None:
         """Nothing of the model is in the way any more: the group is up, unless another one's engine has died meanwhile."""

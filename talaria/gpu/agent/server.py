@@ -203,6 +203,8 @@ class AgentServer:
                 self._telemetry.recording = message.record
             except EngineFailed as error:
                 _log.error("event=reset_failed why=%s", error)
+            except Exception:  # the gateway waits for the greeting all the same
+                _log.exception("event=bug")
         self._greet()
 
 
