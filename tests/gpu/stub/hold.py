@@ -46,7 +46,7 @@ class Hold:
             self._say(Held(run.id, run.prompt, run.limit))
             while run.finish is None:
                 steps = await self._grant(run.id)
-                run.stopping, before = False, len(run.output)
+                before = len(run.output)
                 budget = max(1, steps) if before else 1 + steps
                 async with aclosing(self._engine.segment(run, budget)) as tokens:
                     async for _ in tokens:
@@ -80,6 +80,8 @@ class Hold:
         if isinstance(message, Grant):
             future = self._granted.pop(message.call, None)
             if future is not None and not future.done():
+                # Before the call's task wakes: a stop may have come in the same bytes.
+                self._runs[message.call].stopping = False
                 future.set_result(message.steps)
         elif isinstance(message, Stop) and message.call in self._runs:
             self._runs[message.call].stopping = True
