@@ -15,15 +15,13 @@ ConfigsOption = Annotated[str | None, typer.Option(metavar="A,B,...", help="Conf
 
 
 @app.command()
-@shared_options
+@shared_options("config")
 def compare(options: Options, configs: ConfigsOption = None) -> None:
     """Compare configurations: paired differences with 95 % confidence intervals.
 
     Without options: talaria and its four ablations on quickstart, seeds 0 to 9.
     """
     seeds = parse_seeds(options.seed, options.seeds, default=10)
-    if options.config is not None:
-        raise InputError("names one configuration", where="--config", fix="use --configs A,B,...")
 
     from talaria.cli.collect import collect, peak_rss_mib
     from talaria.cli.console import note, show_document

@@ -38,24 +38,30 @@ class Options:
     json: JsonOption = False
 
 
-def shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives ``command(options, ...)`` one command-line option per field of ``Options`` in place of its first parameter."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+def shared_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives ``command(options, ...)`` one command-line option per field of ``Options`` in place of its first parameter, except
+    those in ``without``, which keep their defaults."""
     hints = get_type_hints(Options, include_extras=True)
     shared = [
         inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[item.name])
         for item in fields(Options)
+        if item.name not in without
     ]
 
-    @wraps(command)
-    def with_options(**given: Any) -> None:
-        options = Options(**{item.name: given.pop(item.name) for item in shared})
-        command(options, **given)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
-    parameters = [*(item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own), *shared]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {item.name: item.annotation for item in parameters}
-    return with_options
+        @wraps(command)
+        def with_options(**given: Any) -> None:
+            options = Options(**{item.name: given.pop(item.name) for item in shared})
+            command(options, **given)
+
+        parameters = [*(item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own), *shared]
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {item.name: item.annotation for item in parameters}
+        return with_options
+
+    return decorate
 
 
 MAX_SEEDS = 1_000_000

@@ -10,7 +10,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-@shared_options
+@shared_options()
 def run(options: Options) -> None:
     """Simulate one scenario under one configuration: what its sessions and calls experience.
 

@@ -25,7 +25,7 @@ ValuesOption = Annotated[list[str] | None, typer.Option(metavar="V1,V2,...", hel
 
 
 @app.command()
-@shared_options
+@shared_options()
 def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> None:
     """Sweep a knob, or a grid of two, and show what it trades.
 

@@ -56,7 +56,7 @@ BAD_USAGE = [
     (["compare", "--configs", "talaria"], ["--configs", "allowed: two or more"]),
     (["compare", "--configs", "talaria,talaria"], ["--configs", "'talaria'", "twice"]),
     (["compare", "--configs", "talaria,nosp"], ["--configs", "'nosp'", "allowed: ", "did you mean 'no-sp'"]),
-    (["compare", "--config", "talaria"], ["--config", "use --configs"]),
+    (["compare", "--config", "talaria"], ["--config", "did you mean '--configs'?"]),
     (["sweep"], ["talaria-sim sweep", "KNOB"]),
     (["sweep", "taw"], ["KNOB", "'taw'", "allowed: ", "did you mean 'tau'"]),
     (["sweep", "tau,gamma,nu"], ["KNOB", "'tau,gamma,nu'", "allowed: one, or two"]),
