@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
@@ -161,6 +162,8 @@ class Upstream:
         self._idle_s, self._connect_s = idle_s, connect_s
         self._idle: dict[_Origin, list[_Connection]] = {}
         self._open: set[_Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+        """Made once: reading the system's certificates takes tens of milliseconds."""
 
     async def post(self, reply: Reply, url: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
         """Until the head of the answer is there. ``path`` as it travels, quoted. Raises UpstreamFailed."""
@@ -194,9 +197,12 @@ class Upstream:
 
     async def _connect(self, origin: _Origin) -> _Connection:
         loop = asyncio.get_running_loop()
+        if origin.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if origin.tls else None
         try:
             async with asyncio.timeout(self._connect_s):
-                made = await loop.create_connection(lambda: _Connection(self, origin), origin.host, origin.port, ssl=origin.tls or None)
+                made = await loop.create_connection(lambda: _Connection(self, origin), origin.host, origin.port, ssl=tls)
         except (OSError, TimeoutError) as error:
             raise UpstreamFailed(f"{origin.name} cannot be reached: {error or 'no answer'}", arrived=False) from None
         transport, connection = made

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,9 +50,9 @@ class Server:
 
 
 @asynccontextmanager
-async def served(server: Server) -> AsyncIterator[Upstream]:
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+async def served(server: Server, tls: ssl.SSLContext | None = None) -> AsyncIterator[Upstream]:
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     upstream = Upstream(idle_s=60.0, connect_s=5.0)
     try:
         async with listener:
@@ -233,3 +237,40 @@ def test_what_a_reader_raises_ends_the_passing() -> None:
             reply.close()
 
     run(test())
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that vouches for itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    made = tmp_path_factory.mktemp("tls")
+    certificate, key = made / "certificate.pem", made / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=agent", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=TEST_S,
+    )  # fmt: skip
+    return certificate, key
+
+
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_agent_behind_tls_is_answered_if_its_certificate_is_trusted(
+    runs: Callable[[Coroutine[Any, Any, None]], None], certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*certificate)
+
+    async def check() -> None:
+        server = Server([CHUNKED])
+        async with served(server, tls) as upstream:
+            with pytest.raises(UpstreamFailed, match=r"cannot be reached.*certificate") as caught:
+                await ask(upstream, server)
+            assert not caught.value.arrived and not server.requests
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        async with served(server, tls) as upstream:
+            for _ in range(2):
+                assert (await ask(upstream, server))[1] == b"hello, world"
+        assert len(server.requests) == 2 and server.connections == 1, "the refused one never got through, the other was kept"
+
+    runs(asyncio.wait_for(check(), TEST_S))
