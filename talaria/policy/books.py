@@ -76,12 +76,13 @@ class Router(ABC):
         self._overlay = Overlay(instances, knobs.lease_charge_s)
         self._fleet = Fleet(instances, knobs, nu_s or {}, self._overlay)
         self._sessions = SessionTable(knobs.ewma_alpha, output_tokens)
-        self._leases = LeaseTable(knobs.tau_s if self.has_leases else 0.0, self._overlay)
+        self._leases = LeaseTable(self._overlay)
         self._queue = CallQueue(knobs.queue_limit, knobs.queue_deadline_s)
         self._pricer = Pricer(self._fleet, self._sessions, self._fleet.round_bound_s / knobs.t_tpot_s)
         self._consumed: dict[int, Lease] = {}
         self._shed: list[Overloaded] = []
         self._retry_s: float | None = None
+        self._prepare()
 
     # --- what a router decides ------------------------------------------------------------------------------------
 
@@ -92,6 +93,14 @@ class Router(ABC):
     def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
         """What the router's own rule must remember of a placement; most remember nothing."""
         return
+
+    def _prepare(self) -> None:
+        """Begin what the router's own rule keeps, once the rest stands; most keep nothing."""
+        return
+
+    def _reserve_s(self, call: Call, instance: str, kv_tokens: int) -> float:
+        """For how long the return of the line of ``call`` is reserved; of routers that ``has_leases``."""
+        return self.knobs.tau_s
 
     def _gates(self, arrival: Arrival, instance: int) -> tuple[Gate, ...]:
         """The checks that ``instance`` must pass for this call; what ``_decide`` does, one instance at a time."""
@@ -115,7 +124,6 @@ class Router(ABC):
         self._overlay.lease_charge_s = knobs.lease_charge_s
         self._fleet.set_knobs(knobs)
         self._sessions.output_alpha = knobs.ewma_alpha
-        self._leases.tau_s = knobs.tau_s if self.has_leases else 0.0
         self._queue.set_limits(knobs.queue_limit, knobs.queue_deadline_s)
         self._pricer.set_round_steps(self._fleet.round_bound_s / knobs.t_tpot_s)
         self._retry_soon(now_s)
@@ -151,7 +159,7 @@ class Router(ABC):
         self._leases.expire(now_s)
         for key in lines:
             self._sessions.placed(key, instance, now_s)
-        for lease in leases:
+        for lease in leases if self.has_leases else ():
             self._leases.adopt(lease, now_s)
 
     # --- placement --------------------------------------------------------------------------------------------------
@@ -196,7 +204,9 @@ class Router(ABC):
         self._leases.expire(now_s)
         self._close(call, now_s)
         self._sessions.completed(call.key, instance, usage, now_s)
-        return self._leases.grant(call.key, instance, usage.prompt_tokens + usage.output_tokens, now_s, reserve)
+        tokens = usage.prompt_tokens + usage.output_tokens
+        tau_s = self._reserve_s(call, instance, tokens) if reserve and self.has_leases else 0.0
+        return self._leases.grant(call.key, instance, tokens, now_s, tau_s)
 
     def withdraw(self, call: Call, now_s: float) -> bool:
         """The client of a queued call has left: it makes room at once. False where the call is not queued; ``poll`` has its answer."""

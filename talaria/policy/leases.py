@@ -53,8 +53,7 @@ def reused_lines(call: Call) -> tuple[tuple[str, int], ...]:
 class LeaseTable:
     """Live leases: a set per (tenant, session, model), one per line. Grants and ends are kept for ``drain_changes``."""
 
-    def __init__(self, tau_s: float, overlay: Overlay) -> None:
-        self.tau_s = tau_s
+    def __init__(self, overlay: Overlay) -> None:
         self.counts = LeaseCounts()
         self._overlay = overlay
         self._live: dict[LineKey, Lease] = {}
@@ -84,22 +83,22 @@ class LeaseTable:
                 return lease
         return None
 
-    def grant(self, key: LineKey, instance: str, prefix_tokens: int, now_s: float, reserve: bool = True) -> Lease | None:
-        """Reserve the line's return for τ, in place of the line's earlier lease. None if τ is zero or not to ``reserve``."""
+    def grant(self, key: LineKey, instance: str, prefix_tokens: int, now_s: float, tau_s: float) -> Lease | None:
+        """Reserve the line's return for ``tau_s``, in place of the line's earlier lease. None if that is no time."""
         old = self._live.get(key)
         if old is not None:
             self._end(old)
             self._settle(old)
-        if self.tau_s <= 0.0 or not reserve:
+        if tau_s <= 0.0:
             return None
-        lease = Lease(key, instance, prefix_tokens, now_s, now_s + self.tau_s)
+        lease = Lease(key, instance, prefix_tokens, now_s, now_s + tau_s)
         self.counts.granted += 1
         self._install(lease)
         return lease
 
     def adopt(self, lease: Lease, now_s: float) -> None:
         """A lease of an earlier router lives on here, unless it is over or the line has one."""
-        if self.tau_s > 0.0 and now_s < lease.expires_s and lease.key not in self._live:
+        if now_s < lease.expires_s and lease.key not in self._live:
             self.counts.granted += 1
             self._install(lease)
 

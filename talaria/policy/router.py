@@ -6,7 +6,6 @@ at one thing only: load, the session's first instance, or the turn. Rules of oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 from typing import ClassVar
 
@@ -28,7 +27,7 @@ from talaria.policy.peers.preble import Preble
 from talaria.policy.peers.serverlessllm import ServerlessLlm
 from talaria.policy.replicas import DemandWindow, gain_s
 from talaria.policy.sessions import Usage
-from talaria.policy.snapshot import MISSING, Capabilities
+from talaria.policy.snapshot import MISSING
 
 __all__ = ["ROUTERS", "LeaseCounts", "Overloaded", "Routed", "Router", "Usage"]  # what a host needs
 
@@ -39,12 +38,8 @@ class ResidencyRouter(Router):
     name: ClassVar[str] = "full"
     has_leases: ClassVar[bool] = True
 
-    def __init__(
-        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
-        output_tokens: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(instances, knobs, nu_s, output_tokens)
-        self._window = DemandWindow(knobs.control_window_s)
+    def _prepare(self) -> None:
+        self._window = DemandWindow(self.knobs.control_window_s)
 
     def set_knobs(self, knobs: Knobs, now_s: float) -> None:
         super().set_knobs(knobs, now_s)
@@ -143,11 +138,7 @@ class RoundRobin(Router):
 
     name: ClassVar[str] = "round-robin"
 
-    def __init__(
-        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
-        output_tokens: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(instances, knobs, nu_s, output_tokens)
+    def _prepare(self) -> None:
         self._next = 0
 
     def _decide(self, arrival: Arrival) -> Decision:

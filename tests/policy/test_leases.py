@@ -228,9 +228,9 @@ class LeaseLifecycle(RuleBasedStateMachine):
 
     @initialize(tau_s=st.sampled_from([0.0, 0.5, 3.0]))
     def start(self, tau_s: float) -> None:
-        self.now_s = 0.0
+        self.now_s, self.tau_s = 0.0, tau_s
         self.overlay = Overlay(["a", "b"], 0.25)
-        self.table = LeaseTable(tau_s, self.overlay)
+        self.table = LeaseTable(self.overlay)
         self.live: dict = {}
 
     @rule(delta_s=st.sampled_from([0.0, 0.25, 1.0, 5.0]))
@@ -241,10 +241,10 @@ class LeaseLifecycle(RuleBasedStateMachine):
 
     @rule(line=lines, instance=instances)
     def a_call_completes(self, line: object, instance: str) -> None:
-        lease = self.table.grant(line, instance, 1000, self.now_s)
+        lease = self.table.grant(line, instance, 1000, self.now_s, self.tau_s)
         self.live.pop(line, None)
         if lease is not None:
-            assert lease.expires_s == self.now_s + self.table.tau_s
+            assert lease.expires_s == self.now_s + self.tau_s
             self.live[line] = lease
 
     @rule(line=lines, instance=instances, how=st.sampled_from(["use", "discard", "fail", "other"]))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar, Final
 
 from talaria.policy.books import Decision
 from talaria.policy.calls import Call
 from talaria.policy.cost import Arrival, CostTerms
-from talaria.policy.knobs import Knobs
-from talaria.policy.leases import Lease
 from talaria.policy.peers.base import PeerRouter
-from talaria.policy.sessions import Usage
-from talaria.policy.snapshot import Capabilities
 
 GAPS_KEPT: Final = 256
 FEWEST_GAPS: Final = 10
@@ -34,11 +30,7 @@ class Continuum(PeerRouter):
     name: ClassVar[str] = "continuum"
     has_leases: ClassVar[bool] = True
 
-    def __init__(
-        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
-        output_tokens: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(instances, knobs, nu_s, output_tokens)
+    def _prepare(self) -> None:
         self._gaps_s: deque[float] = deque(maxlen=GAPS_KEPT)
         """Between a completion and the line's next call, newest last."""
 
@@ -59,11 +51,7 @@ class Continuum(PeerRouter):
         if line is not None and line.completed_on is not None and arrival.call.is_return:
             self._gaps_s.append(arrival.now_s - line.completed_s)
 
-    def completed(self, call: Call, instance: str, usage: Usage, now_s: float, reserve: bool = True) -> Lease | None:
-        self._leases.tau_s = self._time_to_live_s(call, instance, usage.prompt_tokens + usage.output_tokens)
-        return super().completed(call, instance, usage, now_s, reserve)
-
-    def _time_to_live_s(self, call: Call, instance: str, kv_tokens: int) -> float:
+    def _reserve_s(self, call: Call, instance: str, kv_tokens: int) -> float:
         snapshot = self._fleet.snapshots[self._fleet.index[instance]]
         if snapshot is None or call.key.model not in snapshot.models or len(self._gaps_s) < FEWEST_GAPS:
             return self.knobs.tau_s

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from talaria.policy.books import Decision
 from talaria.policy.cost import NO_PREFIX, Arrival, CostTerms, Prefix
-from talaria.policy.knobs import Knobs
 from talaria.policy.peers.base import PeerRouter
-from talaria.policy.snapshot import Capabilities
 
 HISTORY_S: Final = 180.0
 """Over how long placed work counts as an instance's load."""
@@ -30,11 +28,7 @@ class Preble(PeerRouter):
 
     name: ClassVar[str] = "preble"
 
-    def __init__(
-        self, instances: Mapping[str, Capabilities], knobs: Knobs, nu_s: Mapping[str, float] | None = None,
-        output_tokens: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(instances, knobs, nu_s, output_tokens)
+    def _prepare(self) -> None:
         self._history: list[deque[tuple[float, float]]] = [deque() for _ in self._fleet.ids]
         """(time, predicted seconds) of placements, oldest first, per instance."""
 
