@@ -41,7 +41,7 @@ class Way:
 
     url: str
     processes: dict[str, Process]
-    """Whose processor time counts, by name."""
+    """Whose processor time counts, by name; beside them the client's own."""
     quick_ack: bool = True
     first_ms: list[float] = field(default_factory=list)
     calls: int = 0
@@ -53,6 +53,7 @@ class Way:
         outcome = send({"url": self.url, "key": KEY, "tokens": TOKENS, "quick_ack": self.quick_ack, **load})
         for name, process in self.processes.items():
             self.cpu_s[name] = self.cpu_s.get(name, 0.0) + process.cpu_s() - before[name]
+        self.cpu_s["client"] = self.cpu_s.get("client", 0.0) + outcome["cpu_s"]
         self.calls += load["calls"]
         self.first_ms += [1e3 * seconds for seconds in outcome["first_s"]]
         for what, count in outcome["outcomes"].items():
@@ -129,11 +130,11 @@ def main() -> None:
 def measure(cluster: Cluster, given: argparse.Namespace) -> None:
     engine, agent = cluster.engine("m0"), cluster.agent("g0")
     (gateway,) = cluster.processes("gateway")
-    hop = {"gateway": gateway, "agent": agent}
+    hop = {"gateway": gateway, "agent": agent, "engine": engine}
     with passthrough(engine.url) as (url, process):
         paths = {
-            "direct": Way(engine.url, {}), "direct, late ACK": Way(engine.url, {}, quick_ack=False),
-            "pass-through": Way(url, {"pass-through": process}), "pass-through, late ACK": Way(url, {}, quick_ack=False),
+            "direct": Way(engine.url, {"engine": engine}), "direct, late ACK": Way(engine.url, {}, quick_ack=False),
+            "pass-through": Way(url, {"pass-through": process, "engine": engine}), "pass-through, late ACK": Way(url, {}, quick_ack=False),
             "gateway": Way(cluster.url, hop), "gateway, late ACK": Way(cluster.url, hop, quick_ack=False),
         }  # fmt: skip
         for number in range(given.rounds):
@@ -180,6 +181,10 @@ def show(paths: dict[str, Way], placement_ms: float, given: argparse.Namespace) 
         ("gateway CPU a call", f"{gateway.cpu_ms('gateway'):.2f} ms", f"at most {CPU_MS:g} ms"),
         ("  over the pass-through", f"{gateway.cpu_ms('gateway') / through:.2f}", "aim: 2"),
         ("agent CPU a call", f"{gateway.cpu_ms('agent'):.2f} ms", ""),
+        *(
+            (f"client, engine CPU a call: {name}", f"{paths[name].cpu_ms('client'):.2f}, {paths[name].cpu_ms('engine'):.2f} ms", "")
+            for name in ("direct", "pass-through", "gateway")
+        ),
         ("placement on the event loop p99", f"{placement_ms:.2f} ms", f"at most {PLACEMENT_P99_MS:g} ms"),
     ]
     report(f"{given.rate:g} streamed calls/s, {TOKENS} chunks at {1e3 * STEP_S:g} ms, 8 KB bodies", rows)

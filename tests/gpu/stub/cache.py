@@ -17,15 +17,6 @@ from tests.gpu.stub.text import TOKEN_BYTES
 KEPT_BATCHES = 10_000
 
 
-def page_digests(ids: bytes, page_tokens: int) -> list[bytes]:
-    """Chain of SHA-256 over whole pages: each over the digest before it and its tokens as uint32, little endian."""
-    size, digest, chain = page_tokens * TOKEN_BYTES, b"", []
-    for start in range(0, len(ids) - size + 1, size):
-        digest = hashlib.sha256(digest + ids[start : start + size]).digest()
-        chain.append(digest)
-    return chain
-
-
 def event_hash(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -65,30 +56,37 @@ class Publisher:
 
 
 class PrefixCache:
-    """Pages by digest, oldest use first. A page is used together with all before it, so the oldest is always a leaf."""
+    """Pages by digest, oldest use first. A page is used together with all before it, so the oldest is always a leaf.
+
+    ``pages``: a sequence's digests, a chain of SHA-256 over whole pages: each over the digest before it and its tokens as uint32, little
+    endian."""
 
     def __init__(self, page_tokens: int, kv_tokens: int, publisher: Publisher) -> None:
         self._page_tokens, self._capacity = page_tokens, kv_tokens // page_tokens
         self._pages: OrderedDict[bytes, None] = OrderedDict()
         self.publisher = publisher
 
-    def cached_tokens(self, ids: bytes) -> int:
-        """Of an input: found here. At least one token is always computed."""
-        found = 0
-        for digest in page_digests(ids[:-TOKEN_BYTES], self._page_tokens):
-            if digest not in self._pages:
-                break
-            found += 1
-        return found * self._page_tokens
+    def extend(self, pages: list[bytes], ids: bytes) -> None:
+        """Add the digests of what of ``ids`` is beyond ``pages``."""
+        size, digest = self._page_tokens * TOKEN_BYTES, pages[-1] if pages else b""
+        for start in range(len(pages) * size, len(ids) - size + 1, size):
+            digest = hashlib.sha256(digest + ids[start : start + size]).digest()
+            pages.append(digest)
 
-    def store(self, ids: bytes) -> None:
-        chain = page_digests(ids, self._page_tokens)[: self._capacity]
-        known = 0
-        while known < len(chain) and chain[known] in self._pages:
-            known += 1
+    def cached_tokens(self, pages: list[bytes], tokens: int) -> int:
+        """Of an input: found here. At least one token is always computed."""
+        return self._known(pages[: (tokens - 1) // self._page_tokens]) * self._page_tokens
+
+    def _known(self, pages: list[bytes]) -> int:
+        return next((at for at, digest in enumerate(pages) if digest not in self._pages), len(pages))
+
+    def store(self, pages: list[bytes], ids: bytes) -> None:
+        """What has been computed of ``ids``; the pages before are used."""
+        chain = pages[: self._capacity]
+        known = self._known(chain)
         for digest in reversed(chain):
+            self._pages.pop(digest, None)
             self._pages[digest] = None
-            self._pages.move_to_end(digest)
         evicted = [self._pages.popitem(last=False)[0] for _ in range(len(self._pages) - self._capacity)]
         events: list[dict[str, Any]] = []
         if evicted:

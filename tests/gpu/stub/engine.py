@@ -1,4 +1,4 @@
-"""The stub's scheduler: every call is a task of its own, a token every step; control in SGLang's own way, traps included."""
+"""The stub's scheduler: all running calls get their next token at the same step; control in SGLang's own way, traps included."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.gpu.stub.cache import PrefixCache, Publisher
 from tests.gpu.stub.options import Options
-from tests.gpu.stub.text import TOKEN_BYTES, word
+from tests.gpu.stub.text import TOKEN_BYTES, seed_of, word
 
 NATURAL_TOKENS = 64
 """Where a call ends by itself (``stop``), unless it ignores the end."""
@@ -37,7 +36,11 @@ class Run:
     prompt: bytes
     limit: int
     ignore_eos: bool
-    task: asyncio.Task[object]
+    fail: Callable[[CallError], None]
+    """Ends it for everybody, its client included."""
+    seed: int = 0
+    pages: list[bytes] = field(default_factory=list)
+    """Digests of what is in the prefix cache, or was."""
     output: list[bytes] = field(default_factory=list)
     cached_tokens: int = 0
     """Of the first segment's input: found in the cache."""
@@ -47,16 +50,29 @@ class Run:
     """The segment is to end at its next token."""
     finish: str | None = None
     """``stop``, ``length`` or ``abort``."""
-    error: CallError | None = None
-    """Why somebody else ended it: its task is cancelled then."""
+    left: int = 0
+    """Tokens of the segment to come."""
+    told: Callable[[bool], None] = lambda over: None
+    """Called after every token of the segment; ``over``: it was the last one."""
+    reserved: int | None = None
+    """Tokens of KV, once there is room for the segment."""
+    timer: asyncio.TimerHandle | None = None
+    """Of the prefill."""
+
+    def __post_init__(self) -> None:
+        self.seed = seed_of(self.prompt)
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) // TOKEN_BYTES
 
-    def end(self, error: CallError) -> None:
-        self.error = error
-        self.task.cancel()
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + len(self.output)
+
+    @property
+    def ids(self) -> bytes:
+        return self.prompt + b"".join(self.output)
 
 
 class Engine:
@@ -71,80 +87,117 @@ class Engine:
         self.released: set[str] = set()
         """Tags of memory that is given back."""
         self._unannounced = False
-        self._go = asyncio.Event()
-        self._go.set()
-        self._room = asyncio.Condition()
+        self._decoding: dict[str, Run] = {}
+        self._stalled: list[Callable[[], None]] = []
+        """What goes on when a pause is over."""
+        self._step: asyncio.TimerHandle | asyncio.Handle | None = None
         self._running_tokens = self._running_calls = 0
+        self._loop = asyncio.get_running_loop()
 
-    async def segment(self, run: Run, tokens: int) -> AsyncGenerator[None, None]:
-        """Run at most ``tokens`` more tokens, yielding after each."""
+    # --- segments -----------------------------------------------------------------------------------------------------
+
+    def segment(self, run: Run, tokens: int, told: Callable[[bool], None]) -> None:
+        """Run at most ``tokens`` more tokens, as soon as there is room."""
         self.running[run.id] = run
-        size = min(run.prompt_tokens + len(run.output) + tokens, run.prompt_tokens + run.limit)
-        try:
-            await self._enter(size)
-            try:
-                async with aclosing(self._tokens(run, tokens)) as steps:
-                    async for _ in steps:
-                        yield
-            finally:
-                await asyncio.shield(self._leave(size))
-        finally:
-            self.running.pop(run.id, None)
+        run.left, run.told = tokens, told
+        self._let_in()
 
-    async def _tokens(self, run: Run, tokens: int) -> AsyncGenerator[None, None]:
-        given = run.prompt + b"".join(run.output)
-        await self._step(0.0)
-        run.found_tokens = self.cache.cached_tokens(given)
+    def leave(self, run: Run) -> None:
+        """The segment is over, or nobody wants it any more."""
+        if self.running.pop(run.id, None) is None:
+            return
+        self._decoding.pop(run.id, None)
+        if not self._decoding and self._step is not None:
+            self._step.cancel()
+            self._step = None
+        if run.timer is not None:
+            run.timer.cancel()
+            run.timer = None
+        if run.reserved is not None:
+            self._running_tokens -= run.reserved
+            self._running_calls -= 1
+            run.reserved = None
+            self._let_in()
+
+    def _let_in(self) -> None:
+        if self._running_calls == len(self.running):
+            return
+        for run in [run for run in self.running.values() if run.reserved is None]:
+            size = min(run.tokens + run.left, run.prompt_tokens + run.limit)
+            full = self._running_tokens + size > self.options.kv_tokens or self._running_calls >= self.options.max_running
+            if run.reserved is None and run.id in self.running and not (full and self._running_calls):
+                run.reserved = size
+                self._running_tokens += size
+                self._running_calls += 1
+                self._prefill(run)
+
+    def _prefill(self, run: Run) -> None:
+        if not self._goes(run, self._prefill):
+            return
+        given = run.ids
+        self.cache.extend(run.pages, given)
+        run.found_tokens = self.cache.cached_tokens(run.pages, run.tokens)
         if not run.output:
             run.cached_tokens = run.found_tokens
-        await self._step(self.timing.prefill_token_s * (len(given) // TOKEN_BYTES - run.found_tokens))
-        self.cache.store(given)
-        natural = run.limit if run.ignore_eos else min(run.limit, NATURAL_TOKENS)
-        for index in range(tokens):
-            if index:
-                await self._step(self.timing.step_s)
-            if run.finish is None:
-                run.output.append(word(run.prompt, len(run.output)))
-                if len(run.output) >= natural:
-                    run.finish = "length" if natural == run.limit else "stop"
-            last = run.stopping or index == tokens - 1
-            if run.finish or last:
-                self.cache.store(run.prompt + b"".join(run.output))
-            yield
-            if run.finish or last:
-                return
-
-    async def _step(self, seconds: float) -> None:
+        seconds = self.timing.prefill_token_s * (run.tokens - run.found_tokens)
         if seconds:
-            await asyncio.sleep(seconds)
-        while self.paused or self.hung:
-            await self._go.wait()
+            run.timer = self._loop.call_later(seconds, self._prefilled, run)
+        else:
+            self._prefilled(run)
+
+    def _prefilled(self, run: Run) -> None:
+        run.timer = None
+        if not self._goes(run, self._prefilled):
+            return
+        self.cache.store(run.pages, run.ids)
+        self._decoding[run.id] = run
+        if self._step is None:
+            self._await_step()
+        self._token(run)
+
+    def _goes(self, run: Run, later: Callable[[Run], None]) -> bool:
+        """Whether the engine computes; what cannot be done now is done ``later``, unless the run has left by then."""
+        if self.paused or self.hung:
+            self._stalled.append(lambda: later(run) if self.running.get(run.id) is run else None)
+            return False
+        self._check_memory()
+        return True
+
+    def _check_memory(self) -> None:
         if self.released:
             self.die("a generation on released memory")
 
-    async def _enter(self, size: int) -> None:
-        async with self._room:
-            await self._room.wait_for(
-                lambda: (
-                    not self._running_calls
-                    or (self._running_tokens + size <= self.options.kv_tokens and self._running_calls < self.options.max_running)
-                )
-            )
-            self._running_tokens += size
-            self._running_calls += 1
+    def _await_step(self) -> None:
+        step_s = self.timing.step_s
+        self._step = self._loop.call_later(step_s, self._decode) if step_s else self._loop.call_soon(self._decode)
 
-    async def _leave(self, size: int) -> None:
-        async with self._room:
-            self._running_tokens -= size
-            self._running_calls -= 1
-            self._room.notify_all()
+    def _decode(self) -> None:
+        """The next token of every call whose prefill is over."""
+        self._step = None
+        if not self._decoding or self.paused or self.hung:
+            return
+        self._check_memory()
+        self._await_step()
+        for run in list(self._decoding.values()):
+            if self._decoding.get(run.id) is run:
+                self._token(run)
+
+    def _token(self, run: Run) -> None:
+        natural = run.limit if run.ignore_eos else min(run.limit, NATURAL_TOKENS)
+        if run.finish is None:
+            run.output.append(word(run.seed, len(run.output)))
+            if len(run.output) >= natural:
+                run.finish = "length" if natural == run.limit else "stop"
+        run.left -= 1
+        over = run.finish is not None or run.stopping or not run.left
+        if over:
+            ids = run.ids
+            self.cache.extend(run.pages, ids)
+            self.cache.store(run.pages, ids)
+            self.leave(run)
+        run.told(over)
 
     # --- control ----------------------------------------------------------------------------------------------------
-
-    async def answer(self) -> None:
-        """What needs the scheduler process waits for ever once that hangs."""
-        while self.hung:
-            await asyncio.sleep(3600)
 
     def die(self, why: str) -> None:
         print(f"stub engine dies: {why}", file=sys.stderr, flush=True)
@@ -152,7 +205,6 @@ class Engine:
 
     def pause(self, mode: str) -> None:
         self.paused = True
-        self._go.clear()
         if mode == "abort":
             self.abort("")
 
@@ -162,11 +214,14 @@ class Engine:
             self.cache.announce_clear()
             self._unannounced = False
         if not self.hung:
-            self._go.set()
+            if self._step is None:
+                self._decode()
+            stalled, self._stalled = self._stalled, []
+            for go_on in stalled:
+                go_on()
 
     def hang(self) -> None:
         self.hung = True
-        self._go.clear()
 
     def flush(self) -> bool:
         """The idle test too: False where calls run."""
@@ -196,4 +251,4 @@ class Engine:
         for run in [run for run in self.running.values() if run.id.startswith(prefix)]:
             run.finish = "abort"
             if not run.output:
-                run.end(CallError(503, "The request was aborted."))
+                run.fail(CallError(503, "The request was aborted."))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from tests.gpu.stub.engine import Run
 
 ANTHROPIC_ERRORS = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+_dump: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
 
 def _data(value: Any) -> bytes:

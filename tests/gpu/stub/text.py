@@ -11,6 +11,8 @@ from array import array
 from typing import Any
 
 TOKEN_BYTES = 4
+ANSWER = b"<as>"
+"""The end of a prompt made of messages."""
 _SYLLABLES = [a + b for a in "bdfgklmn" for b in "aeiou"]
 WORDS = [f" {syllable}{letter}".encode() for syllable in _SYLLABLES for letter in "lmnrst"]
 
@@ -21,14 +23,24 @@ def tokens(text: str) -> bytes:
     return body + b"\0" * (-len(body) % TOKEN_BYTES)
 
 
-def word(prompt: bytes, position: int) -> bytes:
-    """The output token at ``position`` after ``prompt``: greedy, so nothing else matters."""
-    return WORDS[(zlib.crc32(prompt) + 37 * position) % len(WORDS)]
+def seed_of(prompt: bytes, before: int = 0) -> int:
+    """What all output after ``prompt`` follows from: greedy, so nothing else matters. ``before``: the seed of what goes before it."""
+    return zlib.crc32(prompt, before)
+
+
+def word(seed: int, position: int) -> bytes:
+    """The output token at ``position``."""
+    return WORDS[(seed + 37 * position) % len(WORDS)]
+
+
+def said(seed: int, count: int) -> str:
+    """The first ``count`` output tokens."""
+    return b"".join([word(seed, position) for position in range(count)]).decode()
 
 
 def answer(prompt: bytes, count: int) -> str:
     """The first ``count`` output tokens after ``prompt``."""
-    return b"".join(word(prompt, position) for position in range(count)).decode()
+    return said(seed_of(prompt), count)
 
 
 def flatten(content: Any) -> str:
@@ -42,10 +54,14 @@ def flatten(content: Any) -> str:
     return "" if content is None else str(content)
 
 
+def turn(role: str, content: Any) -> bytes:
+    """A message in a prompt."""
+    return b"<%s>" % role.encode()[:2].ljust(2, b"_") + tokens(flatten(content)) + b"<en>"
+
+
 def render(messages: list[tuple[str, Any]]) -> bytes:
     """The prompt of a conversation of (role, content)."""
-    parts = [b"<%s>" % role.encode()[:2].ljust(2, b"_") + tokens(flatten(content)) + b"<en>" for role, content in messages]
-    return b"".join(parts) + b"<as>"
+    return b"".join([turn(role, content) for role, content in messages]) + ANSWER
 
 
 def prompt_of(path: str, body: dict[str, Any]) -> bytes:
