@@ -1,0 +1,64 @@
+"""``python -m studies.calibrate fit|show|apply TESTBED``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+
+from studies.calibrate import report, search, shipped
+from studies.calibrate.testbed import Testbed
+
+TESTBEDS = ("tp8", "tp4")
+
+
+def fit(testbed: Testbed, trials: int, rounds: int) -> None:
+    """Search from the declared starts, polish, and leave the result file."""
+    draft = shipped.draft_of(testbed)
+    began = time.perf_counter()
+    values = search.search(testbed, draft, trials, _say)
+    values = search.polish(testbed, draft, values, rounds, _say)
+    _finish(testbed, values, began)
+
+
+def _finish(testbed: Testbed, values: dict[str, float], began: float) -> None:
+    result = report.document(testbed, shipped.draft_of(testbed), values)
+    report.save(result, report.RESULTS / f"{testbed.name}.json")
+    print(report.table(result))
+    _say(f"{time.perf_counter() - began:.0f} s")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, meaning in (
+        ("fit", "search, polish, and write results/TESTBED.json"),
+        ("again", "sensitivities and residuals of results/TESTBED.json anew, at its values"),
+        ("show", "print results/TESTBED.json"),
+        ("apply", "write its values into the shipped profile and scenarios"),
+    ):
+        command = commands.add_parser(name, help=meaning)
+        command.add_argument("testbed", choices=TESTBEDS)
+        if name == "fit":
+            command.add_argument("--trials", type=int, default=300, help="trials by TPE, and as many by CMA-ES (default: 300)")
+            command.add_argument("--rounds", type=int, default=6, help="gradients of the polish (default: 6)")
+    arguments = parser.parse_args()
+    testbed: Testbed = importlib.import_module(f"studies.calibrate.{arguments.testbed}").TESTBED
+    if arguments.command == "fit":
+        fit(testbed, arguments.trials, arguments.rounds)
+    elif arguments.command == "again":
+        _finish(testbed, report.values_of(report.load(testbed.name)), time.perf_counter())
+    elif arguments.command == "show":
+        print(report.table(report.load(testbed.name)))
+    else:
+        shipped.write(testbed, report.values_of(report.load(testbed.name)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
