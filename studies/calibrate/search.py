@@ -64,9 +64,8 @@ def _study(
 
     def tell(done: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number % 20 == 19:
-            say(
-                f"{type(sampler).__name__} {trial.number + 1}/{trials}: best loss {done.best_value:.3f}, {time.perf_counter() - began:.0f} s"
-            )
+            said = f"{type(sampler).__name__} {trial.number + 1}/{trials}: best loss {done.best_value:.3f}"
+            say(f"{said}, {time.perf_counter() - began:.0f} s")
 
     study.optimize(objective, n_trials=trials, callbacks=[tell])
     return {**fixed, **{item.name: item.from_unit(study.best_params[item.name]) for item in free}}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from itertools import pairwise
-
 from studies.calibrate.draft import Draft
 from studies.calibrate.parameters import Parameter, hardware, knob, models, workload
 from studies.calibrate.testbed import Order, Testbed, published
