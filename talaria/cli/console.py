@@ -57,11 +57,11 @@ def show_document(document: Mapping[str, Any], table: Callable[[Any], Any], *, a
 
 
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """Yields a function to call once per finished item. On a terminal, a bar with the time left (if ``total`` is known) appears after
-    two seconds."""
+def progress(label: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """Yields ``LateBar.advance``, to call once per finished item. On a terminal, a bar with the time left (if ``total`` is known)
+    appears after two seconds."""
     if not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda *_: None
         return
     bar = LateBar(label, total)
     try:
@@ -77,18 +77,19 @@ class LateBar:
         self._label, self._total = label, total
         self._done, self._closed = 0, False
         self._lock = threading.Lock()
-        self._update: Callable[[int], None] | None = None
+        self._update: Callable[[int, str], None] | None = None
         self._stop: Callable[[], None] | None = None
         self._timer = threading.Timer(SHOW_AFTER_S, self.show)
         self._timer.daemon = True
         self._timer.start()
 
-    def advance(self) -> None:
-        """One more item is done."""
+    def advance(self, label: str | None = None, done: int | None = None) -> None:
+        """One more item is done, or ``done`` of them all; ``label`` is shown from now on."""
         with self._lock:
-            self._done += 1
+            self._done = self._done + 1 if done is None else done
+            self._label = label or self._label
             if self._update:
-                self._update(self._done)
+                self._update(self._done, self._label)
 
     def close(self) -> None:
         """Take the bar away, or do not let it appear."""
@@ -110,5 +111,5 @@ class LateBar:
             bar = Progress(*columns, console=Console(stderr=True), transient=True)
             task = bar.add_task(self._label, total=self._total, completed=self._done)
             bar.start()
-            self._update = lambda done: bar.update(task, completed=done)
+            self._update = lambda done, label: bar.update(task, completed=done, description=label)
             self._stop = bar.stop

@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "talaria.cli.run",
     "compare": "talaria.cli.compare",
     "sweep": "talaria.cli.sweep",
+    "tune": "talaria.cli.tune",
     "reproduce": "talaria.cli.reproduce",
     "trace": "talaria.cli.trace",
     "profile": "talaria.cli.profile",
@@ -21,7 +22,7 @@ COMMANDS = {
 _PROGRAM = Program(
     "talaria-sim",
     COMMANDS,
-    "Simulate session-aware serving of several large models to agents: run, compare, sweep, explain.\n\nStart with: talaria-sim sweep tau",
+    "Simulate session-aware serving of several large models to agents: run, compare, sweep, tune.\n\nStart with: talaria-sim sweep tau",
 )
 
 main = _PROGRAM.main

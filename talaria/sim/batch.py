@@ -22,7 +22,7 @@ from talaria.report.metrics import metrics
 from talaria.report.record import RunRecord
 from talaria.report.statistics import SeedResult, sct_by_session
 from talaria.sim.interrupts import deferred
-from talaria.sim.parallel import ordered_map
+from talaria.sim.parallel import Pool, ordered_map
 from talaria.sim.run import RunPlan, beyond_evidence, simulate
 
 
@@ -111,9 +111,9 @@ class Batch:
         log = directory.staging / "decisions.jsonl" if directory and decisions and first else None
         return Job(case, seed, keep_record=directory is not None, timeline=timeline and first, decisions=log)
 
-    def run(self) -> Generator[Outcome, None, None]:
-        """Run the jobs in order; what each yields is already kept. Closing the generator ends them."""
-        with closing(ordered_map(run_job, self.jobs)) as outcomes:
+    def run(self, pool: Pool | None = None) -> Generator[Outcome, None, None]:
+        """Run the jobs in order; what each yields is already kept. Closing the generator ends them. ``pool``: not one of its own."""
+        with closing(pool.map(run_job, self.jobs) if pool else ordered_map(run_job, self.jobs)) as outcomes:
             for outcome in outcomes:
                 with deferred():
                     self._keep(outcome)

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Self, TypeVar
 
 from talaria.sim.interrupts import withheld
 
@@ -21,48 +23,88 @@ MAX_WORKERS = 8
 
 
 def ordered_map(function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
-    """``map`` with worker processes where they pay. ``function`` must be importable by name, items and results picklable.
+    """``map`` in a pool of its own; see ``Pool``. Closing the iterator (Ctrl-C included) ends the workers."""
+    with Pool(len(items)) as pool:
+        yield from pool.map(function, items)
 
-    Items run here until their mean processor time says that the rest is worth workers. Where no worker can be started, or one
-    dies, the rest runs here too. An exception of ``function`` reaches the caller at its item's turn; closing the iterator
-    (Ctrl-C included) ends the workers.
+
+class Pool:
+    """Worker processes where they pay, kept from one ``map`` to the next. A context manager: leaving it ends them.
+
+    ``total``: items that all maps together will have, about. ``jobs``: most workers; None: one a core. Items run here until their
+    mean processor time says that the rest is worth workers. Where no worker can be started, all run here; where one dies, the item
+    whose turn it is runs here and the others in new workers.
     """
-    done, spent_s = 0, 0.0
-    workers_failed = False
-    while done < len(items):
-        left = len(items) - done
-        workers = min(_cores(), MAX_WORKERS, left)
-        if done and workers > 1 and not workers_failed and spent_s / done * left > WORTH_WORKERS_S:
-            try:
-                for result in _in_workers(function, items[done:], workers):
-                    yield result
-                    done += 1
-            except (BrokenProcessPool, PermissionError):
-                workers_failed = True
-        else:
-            started_s = time.process_time()
-            result = function(items[done])
-            spent_s += time.process_time() - started_s
-            yield result
-            done += 1
+
+    def __init__(self, total: int, jobs: int | None = None) -> None:
+        self._left, self._jobs = total, jobs or min(_cores(), MAX_WORKERS)
+        self._done, self._spent_s = 0, 0.0
+        self._executor: ProcessPoolExecutor | None = None
+        self._processes: set[BaseProcess] = set()
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+        """Results in the order of ``items``. ``function`` must be importable by name, items and results picklable.
+
+        An exception of ``function`` reaches the caller at its item's turn and ends the workers, as closing the iterator does.
+        """
+        done, broken = 0, False
+        while done < len(items):
+            if self._worth_workers(len(items) - done) and not broken:
+                try:
+                    for result in self._in_workers(function, items[done:]):
+                        done += 1
+                        self._left -= 1
+                        yield result
+                except BrokenProcessPool:
+                    broken = True
+                except PermissionError:
+                    self._jobs = 1
+            else:
+                broken = False
+                started_s = time.process_time()
+                result = function(items[done])
+                self._spent_s += time.process_time() - started_s
+                self._done += 1
+                done += 1
+                self._left -= 1
+                yield result
+
+    def _worth_workers(self, ready: int) -> bool:
+        """Once they are running they are used; to start them, enough must be left, and more than one item now."""
+        if self._executor is not None:
+            return True
+        if self._jobs == 1 or ready == 1 or not self._done:
+            return False
+        return self._spent_s / self._done * max(self._left, ready) > WORTH_WORKERS_S
+
+    def _in_workers(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
+        try:
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(self._jobs, mp_context=multiprocessing.get_context("spawn"))
+            before = set(multiprocessing.active_children())
+            with withheld():
+                results = self._executor.map(function, items)
+            self._processes |= set(multiprocessing.active_children()) - before
+            yield from results
+        except BaseException:
+            self._end(terminate=True)
+            raise
+
+    def _end(self, *, terminate: bool) -> None:
+        if terminate:
+            for process in self._processes:
+                process.terminate()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor, self._processes = None, set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end(terminate=error is not None)
 
 
 def _cores() -> int:
     """Cores that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _in_workers(function: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[R, None, None]:
-    before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(workers, mp_context=context)
-    try:
-        with withheld():
-            results = executor.map(function, items)
-        yield from results
-    except BaseException:
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
-        raise
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)

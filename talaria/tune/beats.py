@@ -1,0 +1,116 @@
+"""Signs of life of running trials, and the return of those whose process died to the queue.
+
+Optuna's own heartbeat belongs to ``Study.optimize`` on a database: with ask and tell, behind a gRPC proxy or in a journal there is
+none. Here a running trial carries a counter that its process raises. Whoever sees it stand still for ``grace_s`` of its own clock
+fails the trial and lets Optuna's retry callback queue it again; clocks of several hosts are never compared.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+BEAT = "beat"
+EVERY_S = 10.0
+GRACE_S = 60.0
+MOST_RETRIES = 3
+"""A trial that takes its process with it so often is left failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """How often a running trial gives a sign of life, and how long none is waited for."""
+
+    every_s: float = EVERY_S
+    grace_s: float = GRACE_S
+
+
+class Beats:
+    """Gives the signs of life of the trials between ``start`` and ``stop``, from a thread. A context manager."""
+
+    def __init__(self, study: optuna.Study, pulse: Pulse) -> None:
+        self._study, self._pulse = study, pulse
+        self._running: dict[int, Trial] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._seen: dict[int, tuple[Any, float]] = {}
+
+    def start(self, trial: Trial) -> None:
+        """``trial`` runs here from now on."""
+        with self._lock:
+            self._running[trial.number] = trial
+
+    def stop(self, trial: Trial) -> None:
+        """``trial`` is told, or about to be."""
+        with self._lock:
+            self._running.pop(trial.number, None)
+
+    def retry_dead(self, trials: Iterable[FrozenTrial]) -> bool:
+        """Queue again those of ``trials`` that run nowhere any more; whether there was one."""
+        now_s = time.monotonic()
+        running = {trial.number: trial for trial in trials if trial.state == TrialState.RUNNING}
+        self._seen = {number: seen for number, seen in self._seen.items() if number in running}
+        dead = []
+        for number, trial in running.items():
+            beat = trial.user_attrs.get(BEAT)
+            last, since_s = self._seen.get(number, (None, now_s))
+            if number not in self._seen or last != beat:
+                self._seen[number] = (beat, now_s)
+            elif now_s - since_s > self._pulse.grace_s and number not in self._running:
+                dead.append(trial)
+        return any([give_back(self._study, trial) for trial in dead])
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._ended.wait(self._pulse.every_s):
+            count += 1
+            with self._lock:
+                running = list(self._running.values())
+            for trial in running:
+                with suppress(Exception):  # told in the meantime; or the storage is gone, which the main thread finds too
+                    trial.set_user_attr(BEAT, count)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def give_back(study: optuna.Study, trial: FrozenTrial) -> bool:
+    """Fail ``trial`` and queue it again with its parameters; False if somebody else has ended it in the meantime."""
+    if not end(study, trial.number, state=TrialState.FAIL):
+        return False
+    attributes = {name: value for name, value in trial.user_attrs.items() if name != BEAT}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls it experimental
+        trial.user_attrs = attributes
+        RetryHeartbeatStaleTrialCallback(max_retry=MOST_RETRIES)(study, trial)
+    return True
+
+
+def end(study: optuna.Study, number: int, *, state: TrialState, values: list[float] | None = None) -> bool:
+    """Tell the trial's end; False if somebody else has: its result is theirs."""
+    try:
+        study.tell(number, values, state=state)
+    except UpdateFinishedTrialError:
+        return False
+    except ValueError as error:
+        if "Cannot tell" not in str(error):
+            raise
+        return False
+    return True

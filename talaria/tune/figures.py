@@ -1,0 +1,144 @@
+"""The figures of a study: what each knob trades, two objectives against each other, the course of the search, importance."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from talaria.report.style import INK, MUTED, SERIES, panels, styled
+from talaria.tune.goals import Objective
+from talaria.tune.report import unit
+from talaria.tune.task import Task
+from talaria.tune.validate import candidates, front
+
+PANELS = 4
+"""Knobs of the trade-off figure, the most important ones."""
+
+Pictures = dict[str, tuple[str, str, Any]]
+"""Title, caption and figure by file name."""
+
+
+def importances(task: Task, trials: Sequence[FrozenTrial]) -> dict[str, float] | None:
+    """Share of each knob in what separates good trials from the others (PED-ANOVA), largest first; None with too few trials."""
+    import optuna
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    usable = [trial for trial in trials if trial.state == TrialState.COMPLETE and math.isfinite(trial.values[0])]
+    if len(usable) < 8 or len({trial.values[0] for trial in usable}) < 2:
+        return None
+    study = optuna.create_study(directions=[goal.direction for goal in task.objectives])
+    study.add_trials(usable)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), target=lambda trial: trial.values[0])
+    return {name: float(value) for name, value in found.items()}
+
+
+def pictures(
+    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
+) -> Pictures:
+    """The figures that this study has data for."""
+    goal = task.objectives[0]
+    found: Pictures = {}
+    if len(task.objectives) > 1:
+        caption = f"Trials that hold the constraints; no other betters those on the line in both. The policy is trial {best.number}."
+        found["trade-off"] = ("Trade-off", caption, objectives_tradeoff(task, trials, best, default))
+    better = "lower" if goal.direction == "minimize" else "higher"
+    caption = f"Every complete trial by knob, means over draws and scenarios; {better} is better."
+    found["knobs"] = ("Knobs", caption, knob_tradeoff(task, trials, best, default, weights))
+    caption = "Trials in their order, and the best so far. Crosses were stopped early by the draws that they had seen."
+    found["search"] = ("Search", caption, course(goal, trials))
+    if weights:
+        caption = f"Share of each knob in what separates the best trials by {goal.name} from the others (PED-ANOVA)."
+        found["importance"] = ("Importance", caption, importance(weights))
+    return found
+
+
+@styled
+def objectives_tradeoff(task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial) -> Any:
+    """The first two objectives of every candidate, and the front."""
+    figure, (axes,) = panels()
+    possible = candidates(task, trials)
+    line = front(task, possible)
+    axes.plot(*_columns(possible), "o", color=MUTED, alpha=0.5, markersize=4, label="trials")
+    axes.plot(*_columns(line), "o-", color=SERIES[0], markersize=6, label="front")
+    _mark_both(axes, *(tuple(trial.values[:2]) for trial in (default, best)))
+    x, y = task.objectives[:2]
+    axes.set(title="Trade-off", xlabel=_label(x.name), ylabel=_label(y.name))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@styled
+def knob_tradeoff(
+    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
+) -> Any:
+    """One panel a knob: its value against the first objective."""
+    space = sorted(task.space, key=lambda item: -(weights or {}).get(item.name, 0.0))[:PANELS]
+    figure, axes_of = panels(len(space))
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and math.isfinite(trial.values[0])]
+    for axes, item in zip(axes_of, space, strict=True):
+        axes.plot(
+            [_shown(trial.params[item.name]) for trial in complete], [trial.values[0] for trial in complete], "o", color=SERIES[0],
+            alpha=0.45, markersize=4,
+        )  # fmt: skip
+        _mark_both(axes, *((_shown(trial.params[item.name]), trial.values[0]) for trial in (default, best)))
+        if item.log:
+            axes.set_xscale("log")
+        axes.set(xlabel=f"{item.name}, {item.unit}" if item.unit else item.name)
+    axes_of[0].set(ylabel=_label(task.objectives[0].name), title="What each knob trades")
+    axes_of[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@styled
+def course(goal: Objective, trials: Sequence[FrozenTrial]) -> Any:
+    """Values by trial number, and the best so far."""
+    figure, (axes,) = panels()
+    pick = min if goal.direction == "minimize" else max
+    shown = [trial for trial in trials if trial.values and math.isfinite(trial.values[0])]
+    complete = [trial for trial in shown if trial.state == TrialState.COMPLETE]
+    stopped = [trial for trial in shown if trial.state == TrialState.PRUNED]
+    axes.plot([trial.number for trial in stopped], [trial.values[0] for trial in stopped], "x", color=MUTED, label="stopped early")
+    axes.plot([trial.number for trial in complete], [trial.values[0] for trial in complete], "o", color=SERIES[0], alpha=0.5, markersize=4)
+    best = [pick(trial.values[0] for trial in complete[: count + 1]) for count in range(len(complete))]
+    axes.step([trial.number for trial in complete], best, where="post", color=SERIES[1], label="best so far")
+    axes.set(title="Search", xlabel="trial", ylabel=_label(goal.name))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="upper right")
+    return figure
+
+
+@styled
+def importance(weights: Mapping[str, float]) -> Any:
+    """One bar a knob."""
+    figure, (axes,) = panels(height_in=0.9 + 0.42 * max(len(weights), 2))
+    names = list(weights)
+    axes.barh(range(len(names)), list(weights.values()), height=0.6, color=SERIES[0])
+    axes.set(title="Importance", xlabel="share", xlim=(0, 1))
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def _mark_both(axes: Any, default: tuple[Any, float], best: tuple[Any, float]) -> None:
+    axes.plot([default[0]], [default[1]], "s", color=SERIES[1], markersize=8, markeredgecolor="white", label="defaults", zorder=5)
+    axes.plot([best[0]], [best[1]], "*", color=SERIES[2], markersize=14, markeredgecolor="white", label="policy", zorder=6)
+
+
+def _columns(trials: Sequence[FrozenTrial]) -> tuple[list[float], list[float]]:
+    return [trial.values[0] for trial in trials], [trial.values[1] for trial in trials]
+
+
+def _shown(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _label(name: str) -> str:
+    return f"{name}, {unit(name)}" if unit(name) and not name.endswith(f"_{unit(name)}") else name

@@ -1,0 +1,136 @@
+"""Where studies live: any RDB that SQLAlchemy reaches, a journal file, or a gRPC proxy in front of one. Chosen by URL."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from talaria.errors import InputError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+JOURNAL, GRPC = "journal:", "grpc://"
+FORMS = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, another SQLAlchemy URL, journal:FILE, grpc://HOST:PORT"
+CONNECT_S = 10
+LOCKED_S = 120
+"""How long a process waits for others that write to the same SQLite file."""
+DRIVERS = {"postgresql://": "postgresql+psycopg://", "postgres://": "postgresql+psycopg://"}
+
+
+class StorageLost(Exception):
+    """The storage cannot be reached any more; what was told it is kept."""
+
+
+def sqlite_url(path: Path) -> str:
+    """The storage that is one file."""
+    return f"sqlite:///{path}"
+
+
+def redacted(url: str) -> str:
+    """``url`` without its password."""
+    scheme, slashes, rest = url.partition("://")
+    credentials, at, place = rest.rpartition("@")
+    if not at:
+        return url
+    user, colon, _ = credentials.partition(":")
+    return f"{scheme}{slashes}{user}{':***' if colon else ''}@{place}"
+
+
+def open_storage(url: str, *, where: str = "--storage") -> BaseStorage:
+    """The storage at ``url``; an SQLite file or journal that is not there is created.
+
+    Raises InputError, in one line and without the password, if it cannot be reached, is none, or its driver is missing.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(logging.WARNING)
+    try:
+        with _quietly():
+            if url.startswith(JOURNAL):
+                return _journal(url.removeprefix(JOURNAL))
+            if url.startswith(GRPC):
+                return _proxy(url.removeprefix(GRPC))
+            return _database(url)
+    except InputError:
+        raise
+    except Exception as error:  # each driver has errors of its own
+        if not _is_refusal(error):
+            raise
+        raise InputError(f"cannot be used: {_reason(error)}", where=f"{where} {redacted(url)}", allowed=FORMS) from None
+
+
+@contextmanager
+def speaking() -> Iterator[None]:
+    """What a storage raises when it goes away, as ``StorageLost``."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_loss(error):
+            raise
+        raise StorageLost(_reason(error)) from error
+
+
+def _database(url: str) -> BaseStorage:
+    from optuna.storages import RDBStorage, get_storage
+
+    if "://" not in url:
+        raise InputError(f"{url!r} is no URL", where="--storage", allowed=FORMS, fix=f"for a file: {sqlite_url(Path(url))}")
+    for given, driver in DRIVERS.items():
+        url = driver + url.removeprefix(given) if url.startswith(given) else url
+    arguments: dict[str, Any] = {"connect_args": {"connect_timeout": CONNECT_S}} if "postgresql" in url else {}
+    if url.startswith("sqlite:///"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        arguments = {"connect_args": {"timeout": LOCKED_S}}
+    return get_storage(RDBStorage(url, engine_kwargs=arguments))
+
+
+def _journal(path: str) -> BaseStorage:
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if not path:
+        raise InputError("names no file", where="--storage journal:", allowed=FORMS)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return JournalStorage(JournalFileBackend(path))
+
+
+def _proxy(address: str) -> BaseStorage:
+    from optuna.storages import GrpcStorageProxy
+
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 2**16):
+        raise InputError(f"{address!r} is no address", where="--storage grpc://", allowed=FORMS)
+    proxy = GrpcStorageProxy(host=host, port=int(port))
+    proxy.wait_server_ready(timeout=CONNECT_S)
+    return proxy
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Optuna calls the proxy and the retries experimental; that is said in our documentation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, (OSError, ImportError, RuntimeError, ValueError, KeyError, AssertionError)) or _is_loss(error)
+
+
+def _is_loss(error: Exception) -> bool:
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return isinstance(error, (StorageInternalError, SQLAlchemyError, ConnectionError)) or type(error).__module__.startswith("grpc")
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong; Optuna wraps the database's own words."""
+    cause = error.__cause__ or error
+    text = next((line.strip() for line in str(getattr(cause, "orig", None) or cause).splitlines() if line.strip()), "")
+    return text or type(cause).__name__
