@@ -76,8 +76,9 @@ class LineBook:
                 if line is None:
                     lines.pop(key, None)
                     continue
-                tokens = self._cached(key.model, line.chain)
-                lines[key] = LineState(Tier.DEVICE if tokens else Tier.MISSING, tokens, line.used_s)
+                tokens, before = self._cached(key.model, line.chain), lines.get(key)
+                if before is None or before.tokens != tokens or before.last_use_s != line.used_s:  # else the very state stays
+                    lines[key] = LineState(Tier.DEVICE if tokens else Tier.MISSING, tokens, line.used_s)
             self._stale.clear()
             self._published = lines
         return self._published

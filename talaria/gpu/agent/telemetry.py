@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from talaria.gpu.agent.instance import AgentInstance
+from talaria.gpu.agent.snapshots import SnapshotWriter
 from talaria.gpu.protocol import agent as wire
 from talaria.policy.calls import LineKey
 from talaria.policy.codec import CODEC
@@ -75,6 +76,7 @@ class Telemetry:
         self.switches: Counter[str] = Counter()
         """By path."""
         self._outbox = outbox
+        self._writer = SnapshotWriter()
         self._clock = clock
         self._paced_anew = asyncio.Event()
 
@@ -118,7 +120,7 @@ class Telemetry:
 
     def publish(self) -> None:
         if self.instance is not None and self._outbox.linked:
-            self._outbox.send(wire.Snapshot(as_json(self.instance.snapshot())))
+            self._outbox.send(wire.Snapshot(self._writer.write(self.instance.snapshot())))
 
     async def heartbeats(self) -> None:
         """Until cancelled: what has changed since its last snapshot is published, what has not is only known to be alive."""

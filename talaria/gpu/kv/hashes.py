@@ -23,6 +23,8 @@ class PageChain:
         self.tokens = 0
         self.hashes: list[int] = []
         """One per full page."""
+        self.seen_pages = 0
+        """How many of them were on the device when somebody looked last (``KvMirror``)."""
         self._digest = b""
         self._rest = b""
         self.extend(tokens)
@@ -45,4 +47,5 @@ class PageChain:
         """The same sequence so far, to be continued differently."""
         other = PageChain(self.page_tokens)
         other.tokens, other.hashes, other._digest, other._rest = self.tokens, self.hashes.copy(), self._digest, self._rest
+        other.seen_pages = self.seen_pages
         return other

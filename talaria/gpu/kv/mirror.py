@@ -42,7 +42,14 @@ class KvMirror:
         self._deaf = True
 
     def device_tokens(self, prompt: PageChain) -> int:
-        """Tokens of the prompt that the engine would find on the device now. At least its last token is always computed."""
-        pages = self._pages
-        present = next((at for at, page in enumerate(prompt.hashes) if page not in pages), len(prompt.hashes))
-        return max(0, min(present, (prompt.tokens - 1) // self.page_tokens) * self.page_tokens)
+        """Tokens of the prompt that the engine would find on the device now. At least its last token is always computed.
+
+        Looks on from where the last look at the prompt ended: an engine keeps no page without those before it.
+        """
+        pages, names, at = self._pages, prompt.hashes, prompt.seen_pages
+        while at and names[at - 1] not in pages:
+            at -= 1
+        while at < len(names) and names[at] in pages:
+            at += 1
+        prompt.seen_pages = at
+        return max(0, min(at, (prompt.tokens - 1) // self.page_tokens) * self.page_tokens)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from talaria.gpu.agent.snapshots import SnapshotWriter
 from talaria.gpu.gateway.instances import Numbering
 from talaria.gpu.gateway.snapshots import SnapshotReader
 from talaria.gpu.protocol import agent as wire
@@ -169,11 +170,12 @@ def test_numbers_of_router_and_agent_are_kept_apart() -> None:
     assert (made.sent(5), made.seen(7), made.seen(8)) == (8, 4, 5)
 
 
-def test_snapshots_are_read_as_the_codec_reads_them() -> None:
-    reader = SnapshotReader()
+def test_snapshots_are_written_and_read_as_by_the_codec() -> None:
+    writer, reader = SnapshotWriter(), SnapshotReader()
     lines = {LineKey("t", f"s{n}", "m", "l"): LineState(Tier.DEVICE, n, float(n)) for n in range(50)}
     for version in range(1, 4):
         changed = {**lines, LineKey("t", "s1", "m", "l"): LineState(Tier.HOST, version, 0.5)}
         made = snapshot("a", {"m": model(), "n": model(free_kv_tokens=version)}, version, lines=changed)
         body = json.dumps(CODEC.encode(made)).encode()
         assert reader.read(body) == made == CODEC.decode(json.loads(body))
+        assert json.loads(writer.write(made)) == json.loads(body)
