@@ -31,7 +31,7 @@ class Stream:
     """
 
     def __init__(self, request: web.BaseRequest, status: int, headers: dict[str, str]) -> None:
-        self._request = request
+        self._request, self._protocol = request, request.protocol
         self._response = web.StreamResponse(status=status, headers=headers)
         self._chunked = request.version >= aiohttp.HttpVersion11
         """Else the end of the connection ends the answer."""
@@ -49,16 +49,17 @@ class Stream:
 
     def give(self, data: bytes) -> bool:
         """Another chunk; whether more may follow before ``drained``."""
-        transport = self._request.transport
+        protocol = self._protocol
+        transport = protocol.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client went away")
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        return not self.full
+        return not protocol.writing_paused
 
     @property
     def full(self) -> bool:
         """Whether the client reads too slowly."""
-        return self._request.protocol.writing_paused
+        return self._protocol.writing_paused
 
     async def drained(self) -> None:
         """The client has read most of what there was."""

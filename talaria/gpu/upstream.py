@@ -316,15 +316,21 @@ class _Connection(asyncio.Protocol):
         return rest
 
     def _size(self, data: bytes) -> bytes:
-        line, found, rest = data.partition(b"\r\n")
-        if not found:
+        end = data.find(b"\r\n")
+        if end < 0:
             return self._wait_for_more(data, LONGEST_LINE_BYTES)
-        digits = line.partition(b";")[0].strip()
+        digits = data[:end].partition(b";")[0].strip()
         if not digits or not _HEX.issuperset(digits):
             raise ValueError(digits)
-        self._left = int(digits, 16)
-        self._parse = self._chunk if self._left else self._trailer
-        return rest
+        left, start = int(digits, 16), end + 2
+        end = start + left
+        if left and data[end : end + 2] == b"\r\n":  # as a rule all of it is there
+            assert self._reply is not None
+            self._reply.came(data[start:end])
+            return data[end + 2 :]
+        self._left = left
+        self._parse = self._chunk if left else self._trailer
+        return data[start:]
 
     def _chunk(self, data: bytes) -> bytes:
         reply, left = self._reply, self._left

@@ -45,6 +45,8 @@ class AgentCall:
         "first_token_s",
         "grant_steps",
         "granted",
+        "id",
+        "model",
         "on_device",
         "output",
         "over",
@@ -59,6 +61,8 @@ class AgentCall:
 
     def __init__(self, view: CallView, client: Client, seq: int) -> None:
         self.view = view
+        self.id = view.call.id
+        self.model = view.call.key.model
         self.client = client
         self.seq = seq
         self.engine_id = call_id(view.call.id)
@@ -90,14 +94,6 @@ class AgentCall:
         """Of the prompt, on the device when its first segment was prefilled."""
         self.output = bytearray()
         self.view.generated_tokens = self.view.device_tokens = 0
-
-    @property
-    def id(self) -> int:
-        return self.view.call.id
-
-    @property
-    def model(self) -> str:
-        return self.view.call.key.model
 
     @property
     def context_tokens(self) -> int:

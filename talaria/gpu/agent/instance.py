@@ -21,7 +21,7 @@ from talaria.gpu.agent.leases import Leases
 from talaria.gpu.agent.memory import DeviceMemory
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.kv.hashes import PageChain
-from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress
+from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress, call_number
 from talaria.gpu.protocol.engine import Stop as StopSegment
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import (
@@ -330,23 +330,22 @@ class AgentInstance:
 
     def heard(self, model: str, message: FromEngine) -> None:
         """A message about one of its calls; one about a call that is over is of no interest."""
-        self.heard_s[model] = self.clock()
+        now_s = self.heard_s[model] = self.clock()
         if isinstance(message, Hello):
             return
-        run = self.runs.get(int(message.call.rpartition("-")[2], 16))
+        run = self.runs.get(call_number(message.call))
         if run is None or run.model != model or not run.posted:
             return
         if type(message) is Progress:
-            self._progressed(run, message.output_tokens)
+            self._progressed(run, message.output_tokens, now_s)
         elif type(message) is Ended:
             self._ended(run, message)
         elif type(message) is Held:
             self._held(run, message)
 
-    def _progressed(self, run: AgentCall, output_tokens: int) -> None:
+    def _progressed(self, run: AgentCall, output_tokens: int, now_s: float) -> None:
         if not run.granted:
             return
-        now_s = self.clock()
         if self.decode.knows(run.id):
             self.decode.decoded(run.id, output_tokens, now_s)
             return
@@ -361,7 +360,7 @@ class AgentInstance:
             self._cancelled(run, run.dropped or message.why or "its client went away")
             return
         if message.output_tokens > 0:
-            self._progressed(run, message.output_tokens)
+            self._progressed(run, message.output_tokens, self.clock())
         run.granted = False
         model = self.view.models[run.model]
         self.decode.ended(run.id)

@@ -22,10 +22,11 @@ from talaria.gpu.dialects import COUNT_TOKENS
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol.engine import ABI
+from talaria.gpu.protocol.submission import read_call
 from talaria.gpu.serving import log_no_contents
 from talaria.gpu.upstream import Upstream
-from talaria.policy.calls import Call, LineKey
-from talaria.policy.codec import CODEC, CodecError
+from talaria.policy.calls import LineKey
+from talaria.policy.codec import CODEC
 
 LARGEST_HEADER_BYTES: Final = 65_536
 _log = logging.getLogger("talaria.agent")
@@ -87,10 +88,10 @@ class AgentServer:
             return await self._count_tokens(request, body)
         try:
             submit = _decode_submit(request.headers.get(wire.SUBMIT_HEADER, ""))
-            call = CODEC.decode(msgspec.json.decode(submit.call))
-        except (msgspec.DecodeError, UnicodeError, CodecError):
+            call = read_call(submit.call)
+        except (msgspec.DecodeError, UnicodeError):
             return error_response(request.path, Failure(400, f"{wire.SUBMIT_HEADER} cannot be read"))
-        if not isinstance(call, Call) or call.key.model not in instance.view.models:
+        if call.key.model not in instance.view.models:
             return error_response(request.path, Failure(404, "the call's model is not served here"))
         if call.id in instance.runs:
             return error_response(request.path, Failure(503, "a call of this number is under way"))
@@ -210,6 +211,8 @@ class AgentServer:
 
 async def _read(request: web.BaseRequest) -> bytes:
     """The whole body; its gateway has limited it."""
+    if request.content.is_eof():
+        return request.content.read_nowait()
     parts = []
     while part := await request.content.readany():
         parts.append(part)

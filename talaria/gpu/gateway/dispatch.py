@@ -30,6 +30,7 @@ from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol import records
 from talaria.gpu.protocol.agent import now_s
 from talaria.gpu.protocol.engine import ABI
+from talaria.gpu.protocol.submission import write_call
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC
 from talaria.policy.knobs import Knobs
@@ -158,8 +159,7 @@ class Dispatcher:
     def submission(self, live: LiveCall, instance: InstanceState) -> str:
         """What ``SUBMIT_HEADER`` says of the call."""
         assert live.routed is not None
-        call = msgspec.Raw(_encode(CODEC.encode(live.call)))
-        submit = wire.Submit(instance.numbers.sent(live.routed.seq), call, live.call.deadline_s)
+        submit = wire.Submit(instance.numbers.sent(live.routed.seq), msgspec.Raw(write_call(live.call)), live.call.deadline_s)
         return _encode(submit).decode()
 
     def lost(self, live: LiveCall, *, arrived: bool) -> None:

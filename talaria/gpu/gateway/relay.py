@@ -191,6 +191,8 @@ async def read_body(request: web.BaseRequest, most: int) -> bytes:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size = [], 0
     try:
+        if request.content.is_eof() and request.content.total_bytes <= most:  # as a rule it came with the head
+            return request.content.read_nowait()
         async with asyncio.timeout(LONGEST_BODY_S):
             while part := await request.content.readany():
                 size += len(part)

@@ -34,6 +34,11 @@ def call_id(number: int) -> str:
     return f"talaria-{number:016x}"
 
 
+def call_number(call: str) -> int:
+    """The ``number`` of a ``call_id``."""
+    return int(call[-16:], 16)
+
+
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
