@@ -16,7 +16,7 @@ import numpy as np
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.cost import NO_PREFIX, Arrival, CostTerms, Pricer
 from talaria.policy.explain import Candidate, Explanation, Gate
-from talaria.policy.fleet import Fleet, in_round
+from talaria.policy.fleet import Fleet
 from talaria.policy.knobs import Knobs
 from talaria.policy.leases import Lease, LeaseCounts, LeaseTable
 from talaria.policy.overlay import Overlay
@@ -32,8 +32,8 @@ class Routed:
 
     ``reason``: lease, cost, spill, queue (from the router's own queue), sticky, pressure, rotation, health (moved since
     its home is down), or a word of another system's rule (``policy/peers``). ``seq``: number of this submission on that
-    instance. ``residency_hit``: the model was active, staged or parked there. ``opens``: it was absent there and nobody was
-    opening it; ``avoidable``: although another healthy instance holds it.
+    instance. ``residency_hit``: the model was active, staged or parked there. ``opens``: it was absent there, whether or not an
+    earlier call waits for it too; ``avoidable``: although another healthy instance has it resident.
     """
 
     call_id: int
@@ -318,8 +318,7 @@ class Router(ABC):
         assert snapshot is not None
         there = snapshot.models[model]
         hit = there.residency is not ABSENT
-        opens = not hit and not in_round(there, self._overlay.load(instance, model))  # earlier calls may be opening it already
-        avoidable = opens and self._fleet.held_somewhere(model)
+        avoidable = not hit and self._fleet.resident_somewhere(model)
         if decision.lease is not None and not decision.denied:
             self._leases.consume(decision.lease)
             self._consumed[call.id] = decision.lease
@@ -331,7 +330,7 @@ class Router(ABC):
         self._sessions.placed(call.key, instance, arrival.now_s)
         self._placed(arrival, decision, terms)
         return Routed(
-            call.id, instance, decision.reason, seq, hit, opens, avoidable,
+            call.id, instance, decision.reason, seq, hit, not hit, avoidable,
             terms.cost_s, terms.request_s, terms.kv_s, terms.activate_s,
         )  # fmt: skip
 

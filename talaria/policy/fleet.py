@@ -177,10 +177,12 @@ class Fleet:
             return False
         return not self._hot[instance] or len(snapshot.models) == 1 or snapshot.models[name].residency is ACTIVE
 
-    def held_somewhere(self, name: str) -> bool:
-        """Whether a healthy instance holds the model."""
-        self.refresh()
-        return bool((self._columns[name].not_held == 0.0).any())
+    def resident_somewhere(self, name: str) -> bool:
+        """Whether the last snapshot of a healthy instance has the model resident."""
+        return any(
+            healthy and snapshot is not None and name in snapshot.models and snapshot.models[name].residency is not ABSENT
+            for healthy, snapshot in zip(self.healthy, self.snapshots, strict=True)
+        )
 
     def queued_s(self, instance: int, model: ModelSnapshot, load: Load) -> float:
         """Queued seconds before a new call: snapshot, overlay, leases, misprediction."""

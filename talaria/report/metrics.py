@@ -265,13 +265,14 @@ def events_per_round_deferred(run: Measured) -> float | None:
 
 @metric("", "lower")
 def model_opens(run: Measured) -> float:
-    """Calls whose model was absent on the chosen instance at placement, with no earlier call already opening it there."""
+    """Calls whose model was absent on the chosen instance at placement, whether or not an earlier call waited for it there too:
+    the published opens and residency hits of one run add up to its calls."""
     return float(np.count_nonzero(_flagged(run, FLAG_OPEN)))
 
 
 @metric("", "lower")
 def avoidable_opens(run: Measured) -> float:
-    """The calls of model_opens for which another healthy instance held the model, or was opening it, at placement."""
+    """The calls of model_opens for which another healthy instance had the model resident at placement, by its last snapshot."""
     return float(np.count_nonzero(_flagged(run, FLAG_AVOIDABLE)))
 
 

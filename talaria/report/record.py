@@ -20,8 +20,8 @@ PHASES = ("switch", "P", "D1", "SP", "D", "Dfin", "linger")
 
 FLAG_RETURN = 1  # a continuation
 FLAG_RESIDENCY_HIT = 2  # its model was active, staged or resident on the chosen instance at placement
-FLAG_OPEN = 4  # its model was absent there at placement, and no earlier call was opening it
-FLAG_AVOIDABLE = 8  # ... although another healthy instance held that model
+FLAG_OPEN = 4  # its model was absent there at placement
+FLAG_AVOIDABLE = 8  # ... although another healthy instance had that model resident
 FLAG_SAME_INSTANCE = 16  # a return placed on the instance that served the line's previous call
 FLAG_SP = 32  # admitted by SP (else by P, or not at all)
 FLAG_LEASE_HIT = 64  # routed by a live lease

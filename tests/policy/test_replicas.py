@@ -46,7 +46,7 @@ def test_a_second_call_joins_the_replica_that_the_first_is_opening() -> None:
     made = router(snapshot("a", {"m": ABSENT}), snapshot("b", {"m": ABSENT}), nu_s=600.0)
     first, second = (routed(made.place(call(n, key(f"s{n}")), 0.0)) for n in (1, 2))
     assert first.instance == second.instance
-    assert first.opens and not second.opens
+    assert first.opens and second.opens and not second.avoidable
 
 
 def test_opening_beside_a_healthy_holder_is_avoidable() -> None:
