@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from talaria.cli.options import Options, parse_knob, parse_names, parse_seeds, shared_options
+from talaria.cli.studies import INTERRUPTED, StorageOption, kept_storage
 from talaria.errors import InputError
 from talaria.policy.knobs import BY_NAME
 
 if TYPE_CHECKING:
-    from talaria.sim.sweep import Axis
+    from talaria.tune.sweep import Axis
 
 app = typer.Typer(add_completion=False)
 
@@ -22,25 +23,29 @@ PLOTS = Path("talaria-out")
 
 KnobArgument = Annotated[str, typer.Argument(metavar="KNOB[,KNOB]", help="One knob, or two for a grid; see `knobs`.")]
 ValuesOption = Annotated[list[str] | None, typer.Option(metavar="V1,V2,...", help="Values to try; for two knobs give it twice, in order.")]
+StudyOption = Annotated[str | None, typer.Option(metavar="NAME", help="The study's name; default: by what is swept.")]
 
 
 @app.command()
 @shared_options()
-def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> None:
+def sweep(
+    options: Options, knob: KnobArgument, values: ValuesOption = None, storage: StorageOption = None, study: StudyOption = None
+) -> None:
     """Sweep a knob, or a grid of two, and show what it trades.
 
     Without options: values of each knob's own; tau, gamma and nu on scenarios that respond to them, the others on quickstart; seeds 0
-    to 9. The plot goes to ./talaria-out.
+    to 9. The plot goes to ./talaria-out. With --out or --storage the points are kept as a study: the same command goes on where it
+    stopped, and several processes share the points of one storage.
     """
     seeds = parse_seeds(options.seed, options.seeds, default=10)
 
-    from talaria.cli.collect import collect, peak_rss_mib
-    from talaria.cli.console import note, show_document
+    from talaria.cli.console import note, progress, show_document
     from talaria.cli.request import announce, request
     from talaria.report import tables
-    from talaria.sim import sweep as sweeping
-    from talaria.sim.batch import Batch
     from talaria.sim.interrupts import deferred
+    from talaria.sim.parallel import Pool
+    from talaria.tune import sweep as sweeping
+    from talaria.tune.storage import IN_MEMORY, sqlite_url
 
     axes = parse_axes(knob, values)
     asked = request(options, default_scenario=sweeping.default_scenario(axes))
@@ -48,23 +53,34 @@ def sweep(options: Options, knob: KnobArgument, values: ValuesOption = None) -> 
         if axis.knob in asked.knobs:
             raise InputError(f"{axis.knob} is swept and also set to {asked.knobs[axis.knob]}", where="--set", fix="leave one of them out")
     cases = sweeping.cases(axes, lambda knobs: asked.plan(knobs=knobs), options.out)
-    with Batch(cases, seeds, by_seed=False, decisions=options.decisions, timeline=options.timeline) as batch:
+    url = storage or (sqlite_url(options.out / "study.db") if options.out else IN_MEMORY)
+    with kept_storage(url) as kept:
+        chosen = sweeping.Sweep(
+            axes, cases, seeds, kept, study, decisions=options.decisions, timeline=options.timeline
+        )  # fmt: skip
+        runs, total = chosen.runs_left(), len(cases) * len(seeds)
         announce(cases[0].plan)
-        code = collect(batch)
+        if runs < total:
+            note(f"study {chosen.studied.design.name} has {(total - runs) // len(seeds)} of {len(cases)} points already")
+        with Pool(runs) as pool, progress("simulating", runs) as advance:
+            code = 0 if chosen.run(pool, advance) else INTERRUPTED
+        for warning in chosen.warnings:
+            note(warning)
         with deferred():
-            batch.finish(peak_rss_mib())
-            document = sweeping.finish(axes, batch, options.out or PLOTS, options.out)
-            if document:
-                note(f"plot: {document['plot']}")
-                if len(document["points"]) > 1 and not _moved(document["points"], tables.SWEPT):
-                    note(f"{knob} changes nothing of this on {document['scenario']}: try another --scenario or other --values")
-                show_document(document, tables.sweep_table, as_json=options.json)
+            document = sweeping.finish(chosen, options.out or PLOTS, options.out)
+    if code:
+        note(f"interrupted after {len(document['points']) if document else 0} of {len(cases)} points")
+    if document:
+        note(f"plot: {document['plot']}")
+        if len(document["points"]) > 1 and not _moved(document["points"], tables.SWEPT):
+            note(f"{knob} changes nothing of this on {document['scenario']}: try another --scenario or other --values")
+        show_document(document, tables.sweep_table, as_json=options.json)
     raise typer.Exit(code)
 
 
 def parse_axes(knob: str, values: Sequence[str] | None) -> list[Axis]:
     """The swept knobs with their values: the given ones, or the knob's own. Raises InputError."""
-    from talaria.sim.sweep import Axis
+    from talaria.tune.sweep import Axis
 
     names = parse_names(knob, list(BY_NAME), kind="knob", where="KNOB")
     if len(names) > 2:

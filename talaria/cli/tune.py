@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from talaria.cli.options import JsonOption, Options, parse_assignments, parse_seeds
+from talaria.cli.options import Options, parse_assignments, parse_seeds, shared_options
+from talaria.cli.studies import INTERRUPTED, StorageOption, kept_storage
 from talaria.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,49 +23,36 @@ PLACE = Path("talaria-out/tune")
 SCENARIOS = "paper-tp8,paper-tp4-high,four-by-five"
 KNOBS = "tau,gamma,nu"
 DRAWS, VALIDATION = 3, "10000:10010"
-INTERRUPTED = 130
 
 KnobsOption = Annotated[str, typer.Option(metavar="KNOB[=LOW:HIGH],...", help="What is varied: see `knobs`; also instances=LOW:HIGH.")]
 ObjectiveOption = Annotated[str, typer.Option(metavar="METRIC,...", help="What is to improve, or cost: the number of instances.")]
 ConstraintOption = Annotated[list[str] | None, typer.Option(metavar="METRIC<=X", help="Must hold in every scenario; calls_shed==0 does.")]
 TrialsOption = Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Trials of the study, those of earlier runs counted.")]
-StorageOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where the study lives: sqlite:///FILE, postgresql://..., journal:FILE, grpc://HOST:PORT.")
-]
 StudyOption = Annotated[str, typer.Option(metavar="NAME", help="The study's name in its storage.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, max=1024, metavar="N", help="Processes on this machine; default: one a core.")]
 OutOption = Annotated[Path, typer.Option(metavar="DIR", help="Where policy.yaml and the report go.")]
 ScenarioOption = Annotated[str, typer.Option(metavar="NAME|FILE,...", help="What is simulated in every trial: see `scenarios`.")]
-TraceOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Replay this trace instead of the scenarios' workloads.")]
-MapOption = Annotated[list[str] | None, typer.Option(metavar="SRC=DST", help="Run the trace's model SRC as the scenario's DST.")]
-ArrivalsOption = Annotated[
-    str | None, typer.Option(metavar="KIND", help="How the trace's sessions start: trace, closed_pool:5, poisson:0.2, all_at_once ...")
-]
-ConfigOption = Annotated[str | None, typer.Option(metavar="NAME", help="Router and switches: see `configs`.")]
-PolicyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this policy file in place of the defaults.")]
-SetOption = Annotated[list[str] | None, typer.Option(metavar="KNOB=VALUE", help="Fix a knob that is not varied.")]
-SeedsOption = Annotated[str | None, typer.Option(metavar="N|A:B", help=f"Draws of every trial; default {DRAWS}.")]
 ValidationOption = Annotated[str, typer.Option(metavar="A:B", help="Draws on which the result is compared with the defaults.")]
 SamplerOption = Annotated[str | None, typer.Option(metavar="tpe|cmaes|nsga2", help="Default: tpe; nsga2 with several objectives.")]
 SeedOption = Annotated[int, typer.Option(min=0, max=1_000_000, metavar="N", help="Seed of the search.")]
 
 
 @app.command()
+@shared_options("scenario", "seed", "out", "decisions", "timeline")
 def tune(
-    knobs: KnobsOption = KNOBS, objective: ObjectiveOption = "sct_p95_s", constraint: ConstraintOption = None, trials: TrialsOption = 100,
-    storage: StorageOption = None, study: StudyOption = "tune", jobs: JobsOption = None, out: OutOption = PLACE,
-    scenario: ScenarioOption = SCENARIOS, trace: TraceOption = None, map: MapOption = None, arrivals: ArrivalsOption = None,
-    config: ConfigOption = None, policy: PolicyOption = None, set: SetOption = None, seeds: SeedsOption = None,
-    validation: ValidationOption = VALIDATION, sampler: SamplerOption = None, seed: SeedOption = 0, json: JsonOption = False,
+    options: Options, knobs: KnobsOption = KNOBS, objective: ObjectiveOption = "sct_p95_s", constraint: ConstraintOption = None,
+    trials: TrialsOption = 100, storage: StorageOption = None, study: StudyOption = "tune", jobs: JobsOption = None,
+    out: OutOption = PLACE, scenario: ScenarioOption = SCENARIOS, validation: ValidationOption = VALIDATION,
+    sampler: SamplerOption = None, seed: SeedOption = 0,
 ) -> None:  # fmt: skip
     """Search for better knobs and write them as policy.yaml, with their gain on unseen draws.
 
     Without options: tau, gamma and nu on paper-tp8, paper-tp4-high and four-by-five, 100 trials, into ./talaria-out/tune. The same
     command continues a study; on several hosts with one --storage, they share it.
     """
-    draws, unseen = parse_seeds(None, seeds, default=DRAWS), parse_seeds(None, validation, default=0)
-    if set_overlap := range(max(draws.start, unseen.start), min(draws.stop, unseen.stop)):
-        raise InputError(f"{validation!r} holds draw {set_overlap[0]} of the search", where="--validation", allowed="draws that it has not")
+    draws, unseen = parse_seeds(None, options.seeds, default=DRAWS), parse_seeds(None, validation, default=0)
+    if shared := range(max(draws.start, unseen.start), min(draws.stop, unseen.stop)):
+        raise InputError(f"{validation!r} holds draw {shared[0]} of the search", where="--validation", allowed="draws that it has not")
 
     from talaria.cli.console import note, progress, show_document
     from talaria.report.files import check_writable
@@ -72,39 +60,31 @@ def tune(
     from talaria.tune import output, report
     from talaria.tune.beats import Pulse
     from talaria.tune.search import Search
-    from talaria.tune.storage import StorageLost, open_storage, redacted, speaking, sqlite_url
+    from talaria.tune.storage import redacted, sqlite_url
 
-    common = Options(trace=trace, map=map, arrivals=arrivals, config=config, policy=policy, set=set)
-    task = parse_task(scenario, common, knobs, objective, constraint or [], draws)
+    task = parse_task(scenario, options, knobs, objective, constraint or [], draws)
     chosen = parse_sampler(sampler, task)
     check_writable(out / "policy.yaml")
     url = storage or sqlite_url(out / "study.db")
     for item in task.scenarios:
         note(f"scenario {item.name}: {item.about}")
-    try:
-        with speaking():
-            search = Search(task, open_storage(url), study, trials, sampler=chosen, seed=seed, pulse=Pulse())
-            left = trials - len(search.studied.finished())
-            runs = max(left, 0) * len(draws) * len(task.scenarios) + 2 * len(unseen) * len(task.scenarios)
-            with Pool(runs, jobs) as pool:
-                with progress("tuning", trials) as advance:
-                    try:
-                        search.run(pool, lambda finished: advance(report.headline(task, finished), len(finished)))
-                    except KeyboardInterrupt:
-                        note(f"interrupted: {len(search.studied.finished())} of {trials} trials are kept; the same command goes on")
-                        raise typer.Exit(INTERRUPTED) from None
-                document = output.finish(task, search.studied.finished(), unseen, pool, out, study=study, storage=redacted(url))
-    except StorageLost as error:
-        note(f"error: {redacted(url)}: {error}; finished trials are kept, the same command goes on")
-        raise typer.Exit(1) from None
+    with kept_storage(url) as kept:
+        search = Search(task, kept, study, trials, sampler=chosen, seed=seed, pulse=Pulse())
+        left = max(trials - len(search.studied.finished()), 0)
+        with Pool((left * len(draws) + 2 * len(unseen)) * len(task.scenarios), jobs) as pool:
+            with progress("tuning", trials) as advance:
+                try:
+                    search.run(pool, lambda finished: advance(report.headline(task, finished), len(finished)))
+                except KeyboardInterrupt:
+                    note(f"interrupted: {len(search.studied.finished())} of {trials} trials are kept; the same command goes on")
+                    raise typer.Exit(INTERRUPTED) from None
+            document = output.finish(task, search.studied.finished(), unseen, pool, out, study=study, storage=redacted(url))
     for line in report.remarks(document):
         note(line)
-    show_document(document, report.tune_table, as_json=json)
+    show_document(document, report.tune_table, as_json=options.json)
 
 
-def parse_task(
-    scenario: str, common: Options, knobs: str, objective: str, constraints: Sequence[str], draws: Sequence[int]
-) -> Task:
+def parse_task(scenario: str, common: Options, knobs: str, objective: str, constraints: Sequence[str], draws: Sequence[int]) -> Task:
     """What is tuned, checked and planned. Raises InputError before anything runs."""
     from talaria.cli.request import request
     from talaria.tune.goals import parse_constraints, parse_objectives

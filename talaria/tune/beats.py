@@ -21,7 +21,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-BEAT = "beat"
+BEAT, WORKER = "beat", "worker"
+"""Trial attributes: the counter, and which host and process runs it."""
 EVERY_S = 10.0
 GRACE_S = 60.0
 MOST_RETRIES = 3
@@ -95,7 +96,7 @@ def give_back(study: optuna.Study, trial: FrozenTrial) -> bool:
     """Fail ``trial`` and queue it again with its parameters; False if somebody else has ended it in the meantime."""
     if not end(study, trial.number, state=TrialState.FAIL):
         return False
-    attributes = {name: value for name, value in trial.user_attrs.items() if name != BEAT}
+    attributes = {name: value for name, value in trial.user_attrs.items() if name not in (BEAT, WORKER)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls it experimental
         trial.user_attrs = attributes

@@ -120,7 +120,7 @@ def policy_text(task: Task, tuned: Mapping[str, Any], document: Document) -> str
         "trial": document["best"]["trial"],
         "units": {name: BY_NAME[name].unit for name in knobs if BY_NAME[name].unit},
         **({INSTANCES: tuned[INSTANCES]} if INSTANCES in tuned else {}),
-        **{name: about[name] for name in ("scenarios", "profiles", "code", "trace", "objectives", "constraints") if about[name]},
+        **{name: about[name] for name in ("scenarios", "profiles", "code", "traces", "objectives", "constraints") if about[name]},
         "tuned_on_seeds": about["seeds"],
         "validation": {
             "seeds": f"{seeds[0]}:{seeds[-1] + 1}",

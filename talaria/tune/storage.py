@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from talaria.errors import InputError
 
 if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
+    from optuna.storages import BaseStorage, RDBStorage
 
-JOURNAL, GRPC = "journal:", "grpc://"
+IN_MEMORY, JOURNAL, GRPC = "memory:", "journal:", "grpc://"
 FORMS = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, another SQLAlchemy URL, journal:FILE, grpc://HOST:PORT"
 CONNECT_S = 10
 LOCKED_S = 120
 """How long a process waits for others that write to the same SQLite file."""
+CREATIONS, IN_CREATION = 10, ("already exists", "unique", "duplicate", "locked", "deadlock")
+"""Tries to open a database, and words of what goes wrong while another process is creating Optuna's tables in it."""
 DRIVERS = {"postgresql://": "postgresql+psycopg://", "postgres://": "postgresql+psycopg://"}
 
 
@@ -41,52 +44,75 @@ def redacted(url: str) -> str:
     return f"{scheme}{slashes}{user}{':***' if colon else ''}@{place}"
 
 
-def open_storage(url: str, *, where: str = "--storage") -> BaseStorage:
-    """The storage at ``url``; an SQLite file or journal that is not there is created.
+@contextmanager
+def opened(url: str, *, where: str = "--storage") -> Iterator[BaseStorage]:
+    """The storage at ``url`` for the time of the block; an SQLite file or journal that is not there is created.
 
-    Raises InputError, in one line and without the password, if it cannot be reached, is none, or its driver is missing.
+    Raises InputError, in one line and without the password, if it cannot be reached, is none, or its driver is missing; and
+    StorageLost where the block finds it gone.
     """
     import optuna
 
-    optuna.logging.set_verbosity(logging.WARNING)
-    try:
-        with _quietly():
-            if url.startswith(JOURNAL):
-                return _journal(url.removeprefix(JOURNAL))
-            if url.startswith(GRPC):
-                return _proxy(url.removeprefix(GRPC))
-            return _database(url)
-    except InputError:
-        raise
-    except Exception as error:  # each driver has errors of its own
-        if not _is_refusal(error):
+    optuna.logging.set_verbosity(logging.ERROR)
+    with ExitStack() as held:
+        try:
+            with _quietly():
+                storage = _open(url, held)
+        except InputError:
             raise
-        raise InputError(f"cannot be used: {_reason(error)}", where=f"{where} {redacted(url)}", allowed=FORMS) from None
+        except Exception as error:  # each driver has errors of its own
+            if not _is_refusal(error):
+                raise
+            raise InputError(f"cannot be used: {_reason(error)}", where=f"{where} {redacted(url)}", allowed=FORMS) from None
+        try:
+            yield storage
+        except Exception as error:
+            if not _is_loss(error):
+                raise
+            raise StorageLost(_reason(error)) from error
 
 
-@contextmanager
-def speaking() -> Iterator[None]:
-    """What a storage raises when it goes away, as ``StorageLost``."""
-    try:
-        yield
-    except Exception as error:
-        if not _is_loss(error):
-            raise
-        raise StorageLost(_reason(error)) from error
+def _open(url: str, held: ExitStack) -> BaseStorage:
+    if url == IN_MEMORY:  # for what nobody wants to keep; not offered as an option
+        from optuna.storages import InMemoryStorage
+
+        return InMemoryStorage()
+    if url.startswith(JOURNAL):
+        return _journal(url.removeprefix(JOURNAL))
+    if url.startswith(GRPC):
+        return _proxy(url.removeprefix(GRPC), held)
+    return _database(url, held)
 
 
-def _database(url: str) -> BaseStorage:
-    from optuna.storages import RDBStorage, get_storage
+def _database(url: str, held: ExitStack) -> BaseStorage:
+    from optuna.storages import get_storage
 
     if "://" not in url:
         raise InputError(f"{url!r} is no URL", where="--storage", allowed=FORMS, fix=f"for a file: {sqlite_url(Path(url))}")
     for given, driver in DRIVERS.items():
         url = driver + url.removeprefix(given) if url.startswith(given) else url
-    arguments: dict[str, Any] = {"connect_args": {"connect_timeout": CONNECT_S}} if "postgresql" in url else {}
+    arguments: dict[str, Any] = {"connect_timeout": CONNECT_S} if "postgresql" in url else {}
     if url.startswith("sqlite:///"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        arguments = {"connect_args": {"timeout": LOCKED_S}}
-    return get_storage(RDBStorage(url, engine_kwargs=arguments))
+        arguments = {"timeout": LOCKED_S}
+    database = _created(url, arguments)
+    held.callback(database.engine.dispose)
+    held.callback(database.remove_session)
+    return get_storage(database)
+
+
+def _created(url: str, arguments: dict[str, Any]) -> RDBStorage:
+    """The database with Optuna's tables; processes that are started together all try to create them."""
+    from optuna.storages import RDBStorage
+
+    for turn in range(1, CREATIONS):
+        try:
+            return RDBStorage(url, engine_kwargs={"connect_args": arguments})
+        except Exception as error:
+            if not any(word in _reason(error).lower() for word in IN_CREATION):
+                raise
+            time.sleep(0.2 * turn)
+    return RDBStorage(url, engine_kwargs={"connect_args": arguments})
 
 
 def _journal(path: str) -> BaseStorage:
@@ -99,13 +125,14 @@ def _journal(path: str) -> BaseStorage:
     return JournalStorage(JournalFileBackend(path))
 
 
-def _proxy(address: str) -> BaseStorage:
+def _proxy(address: str, held: ExitStack) -> BaseStorage:
     from optuna.storages import GrpcStorageProxy
 
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 2**16):
         raise InputError(f"{address!r} is no address", where="--storage grpc://", allowed=FORMS)
     proxy = GrpcStorageProxy(host=host, port=int(port))
+    held.callback(proxy.close)
     proxy.wait_server_ready(timeout=CONNECT_S)
     return proxy
 

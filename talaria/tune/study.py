@@ -7,6 +7,8 @@ numbers are given out one by one by the storage, so exactly ``total`` trials fin
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +16,22 @@ from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import DuplicatedStudyError
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from talaria.errors import InputError
-from talaria.tune.beats import end
+from talaria.tune.beats import WORKER, end
 
 SCHEMA = "talaria.study/1"
 KEY = "talaria"
 """The study attribute that says what is tuned."""
 PLANNED = "planned"
 """The trial attribute that numbers the trials which are queued from the start."""
+RETRY_OF = "failed_trial"
+"""Optuna's trial attribute with the number of the trial that is run again."""
 APPEARS_S = 10.0
 """How long another process may take between making a study and saying what it is."""
 
@@ -71,6 +75,10 @@ class Studied:
         if self._is_surplus(trial):
             end(self.study, trial.number, state=TrialState.FAIL)
             return None
+        try:
+            trial.set_user_attr(WORKER, f"{socket.gethostname()}:{os.getpid()}")
+        except UpdateFinishedTrialError:  # SQLite may give a queued trial to two processes; the other one was quicker
+            return None
         return trial
 
     def _queue_planned(self, trials: Sequence[FrozenTrial]) -> None:
@@ -80,8 +88,12 @@ class Studied:
                 self.study.enqueue_trial(dict(params), user_attrs={PLANNED: number})
 
     def _is_surplus(self, trial: Trial) -> bool:
-        """A planned trial that another process has queued too, or one more than is wanted."""
-        before = [other for other in _alive(self.trials()) if other.number < trial.number]
+        """A planned trial, or one to be run again, that another process has queued too; or one more than is wanted."""
+        trials = self.trials()
+        before = [other for other in _alive(trials) if other.number < trial.number]
+        first = next(other.system_attrs.get(RETRY_OF) for other in trials if other.number == trial.number)
+        if first is not None and any(first in (other.number, other.system_attrs.get(RETRY_OF)) for other in before):
+            return True
         planned = trial.user_attrs.get(PLANNED)
         if planned is not None:
             return any(other.user_attrs.get(PLANNED) == planned for other in before)
@@ -148,4 +160,3 @@ def _difference(key: str, found: Any, wanted: Any) -> str:
 def _shown(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
-

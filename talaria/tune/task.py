@@ -70,12 +70,8 @@ class Task:
     def document(self) -> dict[str, Any]:
         """What identifies the study: trials of tasks that differ here do not belong together."""
         return {
-            "scenarios": {item.name: scenario_hash(item) for item in self.scenarios},
-            "profiles": {part.profile.name: part.profile.hash for item in self.plans() for part in item.instances},
-            "code": code_hash(),
-            "config": self.config.name,
+            **origin(self.plans()),
             "set": {name: str(value) for name, value in sorted(self.knobs.items())},
-            "trace": None if self.trace is None else _trace_document(self.trace),
             "knobs": {item.name: item.document() for item in self.space},
             "objectives": [item.name for item in self.objectives],
             "constraints": [str(item) for item in self.constraints],
@@ -118,6 +114,21 @@ def measure(replay: Replay) -> Measured:
     return Measured(values, time.process_time() - started_s)
 
 
+def origin(plans: Sequence[RunPlan]) -> dict[str, Any]:
+    """What the numbers of these runs rest on, by content."""
+    traces = {item.scenario.name: item for item in plans if "trace" in item.workload}
+    return {
+        "scenarios": {item.scenario.name: scenario_hash(item.scenario) for item in plans},
+        "profiles": {part.profile.name: part.profile.hash for item in plans for part in item.instances},
+        "code": code_hash(),
+        "config": plans[0].config.name,
+        "traces": {
+            name: {"sha256": _file_hash(str(item.workload["trace"])), "models": dict(item.mapping), "arrivals": item.arrivals}
+            for name, item in traces.items()
+        },
+    }
+
+
 def resized(scenario: Scenario, count: int) -> Scenario:
     """``scenario`` with ``count`` instances: its own in their order, over again where it has fewer."""
     single: list[InstanceGroup] = []
@@ -144,10 +155,6 @@ def code_hash() -> str:
     root = Path(__file__).resolve().parents[1]
     files = sorted(path for name in CODE for path in (root / name).rglob("*.py"))
     return _sha256(__version__.encode(), *(part for path in files for part in (str(path.relative_to(root)).encode(), path.read_bytes())))
-
-
-def _trace_document(trace: TraceOptions) -> dict[str, Any]:
-    return {"sha256": _file_hash(trace.path), "models": dict(trace.mapping), "arrivals": trace.arrivals}
 
 
 def _file_hash(path: str) -> str:

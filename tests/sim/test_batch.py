@@ -12,11 +12,10 @@ import pytest
 from talaria.errors import InputError
 from talaria.report import comparison
 from talaria.report.metrics import metrics
-from talaria.sim import compare, sweep
+from talaria.sim import compare
 from talaria.sim.batch import Batch, Case
 from talaria.sim.config import CONFIGS
-from talaria.sim.run import RunPlan, plan, simulate
-from talaria.sim.sweep import Axis
+from talaria.sim.run import simulate
 from tests.sim.small import small_plan
 
 
@@ -26,11 +25,6 @@ def finished(batch: Batch, jobs: int | None = None) -> dict[str, Any]:
     assert len(list(islice(outcomes, jobs))) == (jobs or len(batch.jobs))
     outcomes.close()
     return batch.finish(peak_rss_mib=1.0)
-
-
-def with_knobs(knobs: dict[str, object]) -> RunPlan:
-    small = small_plan()
-    return plan(small.scenario, small.config, knobs=knobs)
 
 
 def test_a_batch_gives_each_seed_the_metrics_of_its_own_run() -> None:
@@ -97,45 +91,3 @@ def test_a_comparison_writes_a_document_a_figure_and_a_run_directory_per_configu
 
 def test_every_default_of_a_comparison_is_a_config() -> None:
     assert set(compare.MECHANISMS) <= set(CONFIGS)
-
-
-def test_an_interrupted_sweep_keeps_its_whole_points(tmp_path: Path) -> None:
-    axes = [Axis("tau", (0.0, 1.0, 5.0))]
-    with Batch(sweep.cases(axes, with_knobs, None), range(2), by_seed=False) as batch:
-        finished(batch, jobs=5)
-        document = sweep.finish(axes, batch, tmp_path, None)
-    assert document is not None
-    assert [point["value"] for point in document["points"]] == [0.0, 1.0]
-    assert document["plot"] == str(tmp_path / "sweep-tau.png") and (tmp_path / "sweep-tau.png").stat().st_size > 1000
-
-
-def test_a_sweep_without_a_whole_point_draws_nothing(tmp_path: Path) -> None:
-    axes = [Axis("tau", (0.0, 1.0))]
-    with Batch(sweep.cases(axes, with_knobs, None), range(2), by_seed=False) as batch:
-        finished(batch, jobs=1)
-        assert sweep.finish(axes, batch, tmp_path, None) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sweep_of_two_knobs_covers_the_grid_and_draws_it_even_with_holes(tmp_path: Path) -> None:
-    axes = [Axis("tau", (0.0, 1.0)), Axis("linger", (0.0, 1.5))]
-    with Batch(sweep.cases(axes, with_knobs, None), range(1), by_seed=False) as batch:
-        finished(batch, jobs=3)
-        document = sweep.finish(axes, batch, tmp_path, None)
-    assert document is not None and document["knob"] == "tau,linger"
-    assert [point["value"] for point in document["points"]] == [[0.0, 0.0], [0.0, 1.5], [1.0, 0.0]]
-    assert (tmp_path / "sweep-tau-linger.png").exists()
-
-
-def test_each_point_of_a_sweep_runs_with_its_own_knob_values() -> None:
-    cases = sweep.cases([Axis("tau", (0.0, 5.0)), Axis("visit_idle", (True,))], with_knobs, None)
-    assert [(case.label, case.plan.knobs.tau_s, case.plan.knobs.visit_idle) for case in cases] == [
-        ("tau=0.0,visit_idle=true", 0.0, True), ("tau=5.0,visit_idle=true", 5.0, True),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("knobs", "scenario"), [("tau", "paper-tp4-tau"), ("gamma", "paper-tp8"), ("linger,nu", "four-by-five"), ("linger", "quickstart")]
-)
-def test_a_knob_is_swept_where_it_trades_something(knobs: str, scenario: str) -> None:
-    assert sweep.default_scenario([Axis(name, ()) for name in knobs.split(",")]) == scenario

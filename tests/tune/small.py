@@ -1,0 +1,54 @@
+"""A task that takes a few milliseconds a replay, for tests of studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from talaria.sim import config
+from talaria.sim.parallel import Pool
+from talaria.sim.scenario import Scenario
+from talaria.tune.beats import Pulse
+from talaria.tune.goals import parse_constraints, parse_objectives
+from talaria.tune.search import Search
+from talaria.tune.space import parse_space
+from talaria.tune.task import Task
+
+SCENARIO = {
+    "schema": "talaria.scenario/1",
+    "name": "small",
+    "about": "Two sessions on one server.",
+    "profile": "paper-tp8",
+    "models": ["Qwen3-235B", "GLM5-nvfp4", "Qwen3.5-122B-A10B"],
+    "instances": [{"count": 1, "pool": "cold", "max_resident_models": 3}],
+    "workload": {"preset": "quickstart", "first_sessions": 2},
+    "gap_cap_s": 10,
+}
+
+TEXT = """\
+schema: talaria.scenario/1
+name: small
+about: "Two sessions on one server."
+profile: paper-tp8
+models: [Qwen3-235B, GLM5-nvfp4, Qwen3.5-122B-A10B]
+instances: [{count: 1, pool: cold, max_resident_models: 3}]
+workload: {preset: quickstart, first_sessions: 2}
+gap_cap_s: 10
+"""
+
+
+def small_task(
+    knobs: str = "tau,linger", objective: str = "sct_p95_s", constraints: Sequence[str] = (), seeds: Sequence[int] = (0, 1), **changed: Any
+) -> Task:
+    scenario = Scenario.model_validate({**SCENARIO, **changed})
+    return Task(
+        (scenario,), config.get("talaria"), parse_space(knobs), parse_objectives(objective), parse_constraints(constraints), tuple(seeds)
+    )
+
+
+def searched(task: Task, storage: Any, trials: int, *, name: str = "small", sampler: str = "tpe", seed: int = 0, jobs: int = 1) -> Search:
+    """A search that has run until its study had ``trials``."""
+    search = Search(task, storage, name, trials, sampler=sampler, seed=seed, pulse=Pulse())
+    with Pool(1000, jobs) as pool:
+        search.run(pool, lambda finished: None)
+    return search
