@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from talaria.gpu.agent.group import MOST_ATTEMPTS
-from talaria.gpu.agent.instance import BROKEN_OFF_S
+from talaria.gpu.agent.instance import BROKEN_OFF_S, STALE_S
 from talaria.gpu.agent.leases import LEASE_WORD_S
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import Admit, Cancelled, Close, EngineDown, LeaseChanged, Open, SegmentEnded, Stop, Switch, SwitchFailed
@@ -144,12 +144,32 @@ def test_an_answer_that_breaks_off_while_its_engine_lives_is_a_failure_after_a_w
     scene, world = scene_of()
     call = scene.first("a", output=4000)
     scene.until(scene.running(call))
-    world.do(lambda: world.instance.connection_lost(world.instance.runs[call.id]))
+    world.do(lambda: world.instance.connection_lost(world.instance.runs[call.id], arrived=True))
     began_s = world.now_s()
     assert world.advance(lambda: bool(world.endings), 60.0)
     assert world.endings == [(call.id, "failed")] and world.now_s() == pytest.approx(began_s + BROKEN_OFF_S)
     world.settle()
     assert_rest(scene)
+
+
+def test_calls_that_find_nobody_at_an_engine_whose_death_is_not_heard_yet_wait_for_the_next_one() -> None:
+    scene, world = scene_of()
+    call = scene.first("a", output=40)
+    scene.until(scene.running(call))
+    world.rendering_s = 600.0  # longer than the rest of the scene: nobody is there
+    world.crash(0)
+    world.recover()
+    run = world.instance.runs[call.id]
+    assert world.advance(lambda: run.posted, 600.0)
+    for _ in range(2 * MOST_ATTEMPTS):
+        world.do(lambda: world.instance.connection_lost(run, arrived=False))
+        world.advance(lambda: False, 2 * STALE_S)
+    assert run.posted and not world.endings
+    world.rendering_s = 0.0
+    world.crash(0)
+    world.recover()
+    world.settle()
+    assert world.endings == [(call.id, "completed")]
 
 
 def test_a_call_that_is_stopped_while_its_prompt_is_rendered_again_has_one_token_first() -> None:

@@ -437,9 +437,12 @@ class AgentInstance:
 
     # --- calls whose engine comes and goes ---------------------------------------------------------------------------
 
-    def connection_lost(self, run: AgentCall) -> None:
-        """The engine broke off its answer, or never began one. If it has died, that will be heard soon."""
+    def connection_lost(self, run: AgentCall, *, arrived: bool) -> None:
+        """The engine broke off its answer, or never began one. If it has died, that will be heard soon; an engine that never had the
+        call (not ``arrived``) did not die of it."""
         if not run.over and run.posted:
+            if not arrived:
+                run.attempts -= 1
             self._loop.call_later(BROKEN_OFF_S if run.ready else STALE_S, self._broken_off, run, run.attempts)
 
     def _broken_off(self, run: AgentCall, attempts: int) -> None:

@@ -82,9 +82,10 @@ class Relay:
                     return self._failed(order)
                 try:
                     return await self._forward(instance, run, order)
-                except (UpstreamFailed, EngineFailed, TimeoutError):
+                except (UpstreamFailed, EngineFailed, TimeoutError) as error:
                     if self._failure is None:  # else that is the next order
-                        instance.connection_lost(run)
+                        arrived = error.arrived if isinstance(error, UpstreamFailed) else isinstance(error, TimeoutError)
+                        instance.connection_lost(run, arrived=arrived)
         finally:
             if timer is not None:
                 timer.cancel()
