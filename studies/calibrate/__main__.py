@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import time
 
-from studies.calibrate import report, search, shipped
+from studies.calibrate import report, search, shipped, testbeds
 from studies.calibrate.testbed import Testbed
-
-TESTBEDS = ("tp8", "tp4")
 
 
 def fit(testbed: Testbed, trials: int, rounds: int) -> None:
     """Search from the declared starts, polish, and leave the result file."""
-    draft = shipped.draft_of(testbed)
+    draft = testbed.draft()
     began = time.perf_counter()
     values = search.search(testbed, draft, trials, _say)
     values = search.polish(testbed, draft, values, rounds, _say)
@@ -23,8 +20,8 @@ def fit(testbed: Testbed, trials: int, rounds: int) -> None:
 
 
 def _finish(testbed: Testbed, values: dict[str, float], began: float) -> None:
-    result = report.document(testbed, shipped.draft_of(testbed), values)
-    report.save(result, report.RESULTS / f"{testbed.name}.json")
+    result = report.document(testbed, testbed.draft(), values)
+    report.save(result)
     print(report.table(result))
     _say(f"{time.perf_counter() - began:.0f} s")
 
@@ -43,12 +40,12 @@ def main() -> int:
         ("apply", "write its values into the shipped profile and scenarios"),
     ):
         command = commands.add_parser(name, help=meaning)
-        command.add_argument("testbed", choices=TESTBEDS)
+        command.add_argument("testbed", choices=testbeds.NAMES)
         if name == "fit":
             command.add_argument("--trials", type=int, default=300, help="trials by TPE, and as many by CMA-ES (default: 300)")
             command.add_argument("--rounds", type=int, default=6, help="gradients of the polish (default: 6)")
     arguments = parser.parse_args()
-    testbed: Testbed = importlib.import_module(f"studies.calibrate.{arguments.testbed}").TESTBED
+    testbed = testbeds.load(arguments.testbed)
     if arguments.command == "fit":
         fit(testbed, arguments.trials, arguments.rounds)
     elif arguments.command == "again":

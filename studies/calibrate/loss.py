@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ from talaria.report.conservation import ConservationError
 from talaria.report.measured import Array
 from talaria.report.statistics import sct_by_session, sessions_improved
 from talaria.reproduce.experiments import Experiment, experiment
-from talaria.reproduce.measures import Values, of_run
+from talaria.reproduce.measures import Values, of_components, of_run
+from talaria.reproduce.targets import ComponentSource
 from talaria.sim.run import RunPlan, simulate
 
 Residuals = npt.NDArray[np.float64]
@@ -27,19 +28,26 @@ _WORST = 5.0
 
 @dataclass(slots=True)
 class Found:
-    """Values and session times of the draws so far, by experiment."""
+    """Values and session times of the draws so far, by experiment; values of the component run."""
 
     values: dict[Experiment, list[Values]]
     scts_s: dict[Experiment, list[Array]]
+    components: list[Values] = field(default_factory=list)
 
     def mean(self, target: Fitted) -> float | None:
         """The target's simulated mean over the draws that define it, in the published unit."""
+        if isinstance(target.source, ComponentSource):
+            return _mean(self.components, target.source.measure, target.scale)
         key = experiment(target.source)
         if target.source.versus is not None:
             pairs = zip(self.scts_s[key], self.scts_s[Experiment(key.scenario, target.source.versus)], strict=True)
             return float(np.mean([sessions_improved(a, b) for a, b in pairs]))
-        seen = [value for values in self.values[key] if (value := values[target.source.metric]) is not None]
-        return float(np.mean(seen)) * target.scale if seen else None
+        return _mean(self.values[key], target.source.metric, target.scale)
+
+
+def _mean(runs: Iterable[Values], name: str, scale: float) -> float | None:
+    seen = [value for values in runs if (value := values[name]) is not None]
+    return float(np.mean(seen)) * scale if seen else None
 
 
 class Trial:
@@ -48,11 +56,10 @@ class Trial:
     def __init__(self, testbed: Testbed, draft: Draft, values: Mapping[str, float]) -> None:
         self._testbed = testbed
         self._plans: dict[Experiment, RunPlan] | None = None
-        trial = draft.copy()
-        for parameter in testbed.parameters:
-            parameter.put(trial, values[parameter.name])
+        self._draft = draft.copy()
+        testbed.put(self._draft, values)
         try:
-            self._plans = trial.plans(testbed.experiments)
+            self._plans = self._draft.plans(testbed.experiments)
         except InputError:
             self._plans = None
 
@@ -69,6 +76,8 @@ class Trial:
                     record = simulate(plan, seed)
                     found.values[key].append(of_run(record))
                     found.scts_s[key].append(sct_by_session(record))
+                if self._testbed.has_components:
+                    found.components.append(of_components(self._draft.component_records(seed)))
             except (ConservationError, InputError):
                 return np.full(count, IMPOSSIBLE), None
             residuals = np.array([*self._misses(found)])

@@ -78,6 +78,15 @@ def workload(field: str, *scenario_names: str) -> Place:
     return _scenario("workload", field, scenario_names)
 
 
+def component(field: str) -> Place:
+    """A setting of the switch component run."""
+
+    def place(draft: Draft, value: float) -> None:
+        draft.components[field] = value
+
+    return place
+
+
 def arrivals(form: str, *scenario_names: str) -> Place:
     """The arrival setting, such as ``closed_pool:{:g}``."""
 

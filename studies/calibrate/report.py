@@ -70,12 +70,16 @@ def _residual(target: Fitted, found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def save(result: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def save(result: dict[str, Any]) -> None:
+    path(result["testbed"]).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def path(name: str) -> Path:
+    return RESULTS / f"{name}.json"
 
 
 def load(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
     return result
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
+from studies.calibrate.draft import Draft
 from studies.calibrate.parameters import Parameter
+from talaria.profiles.load import DATA, read_json
 from talaria.reproduce import targets
 from talaria.reproduce.experiments import Experiment, experiment
-from talaria.reproduce.targets import RunSource
+from talaria.reproduce.targets import ComponentSource, RunSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class Fitted:
 
     name: str
     published: float
-    source: RunSource
+    source: RunSource | ComponentSource
     error_at_one: float
     weight: float = 1.0
     absolute: bool = False
@@ -52,14 +55,28 @@ class Testbed:
     orders: tuple[Order, ...] = ()
     search_seeds: range = range(0, 6)
     polish_seeds: range = range(0, 12)
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """By parameter name: what the scenario says of a value that it holds."""
+
+    def draft(self, profile: dict[str, Any] | None = None) -> Draft:
+        """The shipped documents, or those with another state of the profile."""
+        source = f"studies/calibrate/results/{self.name}.json, fitted on arXiv 2607.17181v1"
+        return Draft(read_json(DATA / f"{self.profile}.json") if profile is None else profile, self.scenarios, source)
+
+    def put(self, draft: Draft, values: Mapping[str, float]) -> None:
+        for parameter in self.parameters:
+            parameter.put(draft, values[parameter.name])
+
+    @property
+    def has_components(self) -> bool:
+        """Whether the switch component run is among what it is fitted on."""
+        return any(isinstance(target.source, ComponentSource) for target in self.fitted)
 
     @property
     def experiments(self) -> tuple[Experiment, ...]:
         """Every run that a fitted number or an order needs, each once."""
         keys: dict[Experiment, None] = {}
         for target in self.fitted:
+            if isinstance(target.source, ComponentSource):
+                continue
             keys[experiment(target.source)] = None
             if target.source.versus is not None:
                 keys[Experiment(target.source.run, target.source.versus)] = None
@@ -83,7 +100,7 @@ def _of_groups(
     groups: tuple[str, ...], errors: Mapping[str, float], weights: Mapping[str, float], absolute: Mapping[str, float]
 ) -> Iterator[Fitted]:
     for group, target in targets.load().targets():
-        if group.name not in groups or not isinstance(target.by, RunSource) or not isinstance(target.value, int | float):
+        if group.name not in groups or not isinstance(target.by, RunSource | ComponentSource) or not isinstance(target.value, int | float):
             continue
         size = _longest(absolute, target.at)
         yield Fitted(

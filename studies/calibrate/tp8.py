@@ -2,83 +2,82 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from studies.calibrate.draft import Draft
-from studies.calibrate.parameters import Parameter, hardware, knob, models, workload
+from studies.calibrate.parameters import Parameter, Place, arrivals, component, hardware, knob, models, workload
 from studies.calibrate.testbed import Order, Testbed, published
+from talaria.profiles import load as load_profile
 from talaria.reproduce.checks import RISING
 from talaria.reproduce.experiments import REPLAY, Experiment
 
+PREFILL = ("prefill_base_s", "prefill_s_per_token", "prefill_s_per_token2")
+LIKE = {"Qwen3-235B": ("Qwen3-235B-fp8", 1.0), "GLM5-nvfp4": ("GLM-5-nvfp4", 1.0), "Qwen3.5-122B-A10B": ("Qwen3.5-35B-A3B", 10 / 3 / 2)}
+"""Model → whose curve of profile b200 it has, and times what: ten third of the active parameters, on twice the ranks."""
+OUTPUT_SIGMA = 0.95
 
-def _output_prior(draft: Draft, median: float) -> None:
-    """What policies expect of an output is the law's mean: sigma 1, so e^0.5 times its median."""
+
+def _prefill(draft: Draft, factor: float) -> None:
+    """Prefill of new tokens: what kernels alone would take, times ``factor``."""
+    b200 = load_profile("b200").models
+    for name, (like, times) in LIKE.items():
+        for field in PREFILL:
+            value = getattr(b200[like], field) * times * factor
+            draft.set_quantity(draft.profile["models"][name], field, value, f"profile b200, {like}, times {times * factor:.3g}")
+
+
+def _outputs(draft: Draft, median: float) -> None:
+    """The law's median, and its mean as what policies expect."""
+    draft.scenarios[REPLAY]["workload"]["output_median_tokens"] = median
     for model in draft.profile["models"].values():
-        draft.set_quantity(model, "output_tokens_prior", round(1.6487 * median))
+        draft.set_quantity(model, "output_tokens_prior", float(round(median * math.exp(OUTPUT_SIGMA**2 / 2))))
+
+
+def _parameter(
+    name: str, unit: str, bounds: tuple[float, float, float], why: str, *places: Place, log: bool = False, whole: bool = False
+) -> Parameter:  # fmt: skip
+    low, start, high = bounds
+    return Parameter(name, unit, low, high, start, why, places, log, whole)
 
 
 PARAMETERS = (
-    Parameter(
-        "depth_sigma",
-        "",
-        0.45,
-        0.908,
-        0.6,
-        "spread of session depths: between the recipe's and that of the published regime",
-        (workload("depth_sigma"),),
+    _parameter(
+        "pool", "sessions", (4, 5, 7), "Little's law on published SCT and wall time gives 5 to 6", arrivals("closed_pool:{:g}"), whole=True
     ),
-    Parameter(
-        "output_median",
-        "tokens",
-        70.0,
-        160.0,
-        110.0,
-        "public agent traces have medians of 100 to 150; only output times T_TPOT shows",
-        (workload("output_median_tokens"), _output_prior),
-    ),
-    Parameter(
-        "t_tpot", "s", 0.05, 0.2, 0.09, "open in the source; 5 to 20 tokens a second is what agents bear", (knob("t_tpot"),), log=True
-    ),
-    Parameter("gamma", "", 0.7, 1.0, 1.0, "the source asks for less than one; published rounds last 8.2 and 8.8 s of 10", (knob("gamma"),)),
-    Parameter("linger", "s", 0.5, 2.5, 1.5, "covers most gaps, whose p95 is 1.32 s", (knob("linger"),)),
-    Parameter("decode_base", "s", 0.003, 0.009, 0.005, "b200's models take 3 to 9 ms a step", (models("decode_base_s"),), log=True),
-    Parameter(
-        "h2d",
-        "B/s",
-        20e9,
-        50e9,
-        33e9,
-        "eight links that share host memory, below PCIe 5's 55 GB/s",
-        (hardware("h2d_bytes_per_s"),),
-        log=True,
-    ),
-    Parameter(
-        "d2d", "B/s", 200e9, 3000e9, 430e9, "gathers chunk by chunk, below half of HBM's 8 TB/s", (hardware("d2d_bytes_per_s"),), log=True
-    ),
-    Parameter("staging", "B/s", 5e9, 33e9, 10.4e9, "chunks beside serving: at most the link", (hardware("staging_bytes_per_s"),), log=True),
-    Parameter("contention", "", 1.0, 2.0, 1.25, "a link shared by two streams", (hardware("contention_factor"),)),
-    Parameter(
-        "restore",
-        "B/s",
-        3e9,
-        33e9,
-        5.8e9,
-        "scattered pages, layer by layer: at most the link",
-        (hardware("restore_bytes_per_s"),),
-        log=True,
-    ),
-    Parameter("switch_cv", "", 0.02, 0.3, 0.12, "spread of switches of one kind", (hardware("switch_cv"),), log=True),
+    _parameter("depth_sigma", "", (0.45, 0.7, 0.908), "the recipe's to the regime's", workload("depth_sigma")),
+    _parameter("output_median", "tokens", (70, 100, 160), "agent traces: 100 to 150; only its product with T_TPOT shows", _outputs),
+    _parameter("t_tpot", "s", (0.05, 0.11, 0.2), "open; 5 to 20 tokens a second", knob("t_tpot"), log=True),
+    _parameter("gamma", "", (0.7, 1.0, 1.0), "the source asks for less than 1; published rounds last 8.2 and 8.8 of 10 s", knob("gamma")),
+    _parameter("linger", "s", (0.5, 1.5, 2.5), "open; the gap's p95 is 1.32 s", knob("linger")),
+    _parameter("decode_base", "s", (0.003, 0.005, 0.009), "profile b200: 3 to 9 ms", models("decode_base_s"), log=True),
+    _parameter("prefill_factor", "", (1.0, 1.5, 5.0), "kernels alone to the published slope of recomputing", _prefill, log=True),
+    _parameter("interference", "", (1.0, 1.25, 1.5), "staging beside serving", hardware("staging_interference")),
+    _parameter("h2d", "B/s", (20e9, 33e9, 50e9), "below PCIe 5's 55 GB/s", hardware("h2d_bytes_per_s"), log=True),
+    _parameter("d2d", "B/s", (200e9, 480e9, 3000e9), "below half of HBM's 8 TB/s", hardware("d2d_bytes_per_s"), log=True),
+    _parameter("staging", "B/s", (5e9, 10.4e9, 33e9), "chunks beside serving: at most the link", hardware("staging_bytes_per_s"), log=True),
+    _parameter("contention", "", (1.0, 1.15, 2.0), "two streams on one link", hardware("contention_factor")),
+    _parameter("restore", "B/s", (3e9, 5.8e9, 33e9), "scattered pages: at most the link", hardware("restore_bytes_per_s"), log=True),
+    _parameter("link_load", "", (1.0, 1.8, 2.5), "the stress run's host link, shared with what it is stressed by", component("link_load")),
+    _parameter("partial_stage", "s", (0.5, 2.9, 5.0), "less than all of any model", component("partial_stage_s")),
+    _parameter("switch_cv", "", (0.02, 0.12, 0.3), "spread of switches of one kind", hardware("switch_cv"), log=True),
 )
 
 _ERRORS = {"sct_p50_s": 0.15, "sct_p95_s": 0.2, "ttft_p50_s": 0.5, "ttft_p95_s": 0.2}
-_WEIGHTS = {"sct_p50_s": 2.0, "talaria/ttft_p50_s": 0.3, "peak_hbm_gib": 0.0}
+_WEIGHTS = {
+    **{f"{phase}/p{percent}": 0.0 for phase in ("p1", "p3", "p4", "p5") for percent in (50, 95)},  # no parameter here moves them
+    **{f"{column}/p{percent}": 0.5 if percent == 50 else 0.25 for column in ("p2", "total") for percent in (50, 95)},
+    "sct_p50_s": 2.0,
+    "talaria/ttft_p50_s": 0.5,
+    "peak_hbm_gib": 0.0,
+}
 
 
 def _orders() -> tuple[Order, ...]:
     keys = [Experiment(REPLAY, config) for config in RISING]
     return (
         Order("sct_p50_s", keys[0], keys[1], 1.03),
-        *(Order("sct_p50_s", low, high, 0.97) for low, high in pairwise(keys[1:])),
+        *(Order("sct_p50_s", low, high, 0.95) for low, high in pairwise(keys[1:])),
     )
 
 
@@ -87,6 +86,6 @@ TESTBED = Testbed(
     profile="paper-tp8",
     scenarios=(REPLAY,),
     parameters=PARAMETERS,
-    fitted=published(("tp8", "switch"), _ERRORS, _WEIGHTS),
+    fitted=published(("tp8", "switch", "component"), _ERRORS, _WEIGHTS),
     orders=_orders(),
 )

@@ -48,6 +48,23 @@ DECODE = ("decode_base_s", "decode_s_per_sequence", "decode_s_per_context_token"
 Models = dict[str, ModelNumbers]
 
 
+_COMPONENTS = f"{PAPER}, switch component run, per rank"
+SWITCH_TP8 = {
+    "save_phase_s": published(0.0219, f"{_COMPONENTS}: p50 of p1, H2D only"),
+    "stager_phase_s": fitted(0.0045, f"{_COMPONENTS}: p50 of p1, 26.2 and 26.9 ms with a staged model against 21.9 ms without"),
+    "shell_phase_s": published(0.0005, f"{_COMPONENTS}: p50 of p3, full D2D and D2D with H2D"),
+    "unstaged_shell_s": fitted(0.0003, f"{_COMPONENTS}: p50 of p3, 0.8 ms without a staged model against 0.5 ms with one"),
+    "backend_phase_s": fitted(0.0083, f"{_COMPONENTS}: p50 of p4 over the three paths, 7.7 to 8.6 ms"),
+    "publish_phase_s": published(0.0002, f"{_COMPONENTS}: p50 of p5"),
+    "save_phase_cv": fitted(0.15, f"{_COMPONENTS}: p95 over p50 of p1, 1.15 to 1.45"),
+    "shell_phase_cv": fitted(0.7, f"{_COMPONENTS}: p95 over p50 of p3, 2.4 to 4"),
+    "backend_phase_cv": fitted(0.54, f"{_COMPONENTS}: p95 over p50 of p4, 2.1 to 2.4"),
+    "publish_phase_cv": fitted(0.25, f"{_COMPONENTS}: p95 over p50 of p5, 1.5"),
+    "gather_cv": fitted(0.4, f"{_COMPONENTS}: p95 over p50 of p2, full D2D, 2.2, beside the models' sizes"),
+}
+"""What the component run tells of the TP=8 server's switches; the bandwidths are a matter of ``studies/calibrate``."""
+
+
 def hardware(tp: int, host_weight_bytes: float, host_kv_bytes: float) -> Table:
     """One published instance: ``tp`` GPUs of 183 GiB, three models opened in turn."""
     return {
@@ -119,7 +136,7 @@ def tp8(b200: Models) -> Table:
         "name": "paper-tp8",
         "description": "The published TP=8 server: eight 183 GiB GPUs as one instance that time-shares three models.",
         "gpu": "B200-class, 183 GiB",
-        "hardware": hardware(8, host_weight_bytes=1.2e12, host_kv_bytes=0.8e12),
+        "hardware": {**hardware(8, host_weight_bytes=1.2e12, host_kv_bytes=0.8e12), **SWITCH_TP8},
         "models": {
             name: {**model, **shared, "open_s": open_from_storage(model["weight_bytes"]["value"])} for name, model in models.items()
         },

@@ -101,15 +101,16 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
 
 
 def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0) -> RoundPlan:
-    """Predict the round over ``order`` (Eq. 3) and check it (Eq. 4, 5).
+    """Predict the round over ``order`` (Eq. 3), give it its protected steps (Eq. 4) and check it (Eq. 5).
 
     An overrun of the previous round shortens this one. Where protected decode and switches alone are longer than that, or a
     decode step is slower than T_TPOT, the plan is marked infeasible: the shortfall is reported, not hidden.
     """
     bound_s = knobs.gamma * knobs.t_ttft_s
     length_s = max(bound_s - overrun_s, _MIN_SHARE * bound_s)
-    steps = protected_steps(bound_s, knobs.t_tpot_s)
     switches_s = _switches_s(view, order)
+    queued_s = {name: queued_work_s(view.models[name]) for name in order}
+    steps = _round_steps(view, order, math.fsum(switches_s), queued_s, knobs)
     protected_s = switch_total_s = predicted_s = 0.0
     infeasible = False
     slots = []
@@ -117,7 +118,7 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
         model = view.models[name]
         one_step_s = step_s(model)
         decode_s = steps * one_step_s if has_work(model) else 0.0
-        demand_s = queued_work_s(model) + decode_s
+        demand_s = queued_s[name] + decode_s
         slots.append(SlotPlan(name, switch_s, steps, demand_s))
         infeasible |= one_step_s >= knobs.t_tpot_s
         protected_s += decode_s
@@ -127,10 +128,33 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
     return RoundPlan(tuple(slots), bound_s, length_s, predicted_s, infeasible)
 
 
-def round_load_s(view: EngineView, order: Sequence[str], steps: int, queued_s: Mapping[str, float]) -> float:
-    """What ``plan_round`` would predict, given d_m and every model's ``queued_work_s``: snapshots need no more of the plan."""
+def _round_steps(view: EngineView, order: Sequence[str], switches_s: float, queued_s: Mapping[str, float], knobs: Knobs) -> int:
+    """d_m for the round that it makes itself: R = U + d_m·Σ t_D and d_m = ceil(R / T_TPOT) together (Eq. 3, 4).
+
+    Beyond γ·T_TTFT decode does not stretch a round further, and of a queue counts no more than such a round could hold. A single
+    model keeps nobody waiting: its round may be as long as the bound.
+    """
+    bound_s, t_tpot_s = knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s
+    if len(order) < 2:
+        return protected_steps(bound_s, t_tpot_s)
+    other_s, share = switches_s, 0.0
+    for name in order:
+        model = view.models[name]
+        if has_work(model):
+            other_s += min(queued_s[name], bound_s)
+            share += step_s(model) / t_tpot_s
+    round_s = other_s + share * bound_s
+    if share < 1.0:
+        round_s = min(round_s, other_s / (1.0 - share))
+    return protected_steps(round_s, t_tpot_s)
+
+
+def round_load_s(view: EngineView, order: Sequence[str], queued_s: Mapping[str, float], knobs: Knobs) -> float:
+    """What ``plan_round`` would predict, given every model's ``queued_work_s``: snapshots need no more of the plan."""
     load_s = 0.0
-    for name, switch_s in zip(order, _switches_s(view, order), strict=True):
+    switches_s = _switches_s(view, order)
+    steps = _round_steps(view, order, math.fsum(switches_s), queued_s, knobs)
+    for name, switch_s in zip(order, switches_s, strict=True):
         model = view.models[name]
         decode_s = steps * step_s(model) if has_work(model) else 0.0
         load_s += switch_s + (queued_s[name] + decode_s)

@@ -59,6 +59,8 @@ class Slot:
     sp_admitted: int = 0
     sp_batches: int = 0
     oversize: int = 0
+    oversize_s: float = 0.0
+    """Prefill of the call that fits no slot, by which this one ends later: the next round pays it (SPEC §4.1)."""
     decoded: tuple[float, int, int, int] = (0.0, 0, 0, 0)
     """The model's decode counters when the slot opened."""
 
@@ -99,12 +101,18 @@ class Slot:
         self.batch_started_s = now_s
         self.batch_predicted_s = batch.cost_s
         self.batch_is_sp = phase == "SP"
-        self.oversize += batch.oversize
+        if batch.oversize:
+            self.oversize += 1
+            self._outlast(batch.cost_s)
         if self.batch_is_sp:
             self.sp_admitted += len(batch.calls)
             self.sp_batches += 1
         else:
             self.p_admitted += len(batch.calls)
+
+    def _outlast(self, seconds: float) -> None:
+        self.oversize_s += seconds
+        self.ends_s += seconds
 
     def linger(self, now_s: float) -> None:
         if self.lingers_since_s is None:
@@ -135,6 +143,8 @@ class Slot:
             return
         self.batch_predicted_s -= predicted_s
         self.promised_until_s -= predicted_s
+        if self.oversize_s:
+            self._outlast(-self.oversize_s)
         if self.batch_is_sp:
             self.sp_admitted -= 1
         else:
@@ -150,6 +160,8 @@ class Slot:
         if self.batch_is_sp:
             self.sp_s += took_s
         self.promised_until_s += took_s - self.batch_predicted_s
+        if self.oversize_s:
+            self._outlast(took_s - self.batch_predicted_s)
 
     def _decode_since_opened(self, model: ModelView) -> tuple[float, float]:
         """(actual, predicted) decode seconds of the slot."""

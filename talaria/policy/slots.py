@@ -42,7 +42,6 @@ from talaria.policy.rounds import (
     busy_models,
     has_work,
     plan_round,
-    protected_steps,
     queued_work_s,
     round_load_s,
     round_order,
@@ -62,6 +61,8 @@ class _Round:
     started_s: float
     position: int = 0
     switch_s: float = 0.0
+    oversize_s: float = 0.0
+    """Prefill of calls that fit no slot: it is charged to the next round, and shortens no slot of this one (SPEC §4.1)."""
     closed: list[SlotSummary] = field(default_factory=list)
 
 
@@ -70,7 +71,6 @@ class SlotScheduler:
 
     def __init__(self, knobs: Knobs) -> None:
         self._knobs = knobs
-        self._protected_steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
         self._hot = HotSlots(knobs)
         self._switching = Switching()
         self._round: _Round | None = None
@@ -86,7 +86,6 @@ class SlotScheduler:
     def set_knobs(self, knobs: Knobs) -> None:
         """Decide by ``knobs`` from the next step on. The open round keeps its plan: order, length and protected steps."""
         self._knobs = self._hot.knobs = knobs
-        self._protected_steps = protected_steps(knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +189,7 @@ class SlotScheduler:
     def _new_slot(self, round_: _Round, view: EngineView, now_s: float, switch_s: float) -> Slot:
         plan = round_.plan.slots[round_.position]
         model = view.models[plan.model]
-        left_s = round_.started_s + round_.plan.length_s - now_s
+        left_s = round_.started_s + round_.plan.length_s + round_.oversize_s - now_s
         budget_s = slot_budget_s(view, round_.plan, round_.position, left_s, self._knobs)
         return Slot(
             plan.model, plan.protected_steps, now_s, now_s + budget_s,
@@ -208,6 +207,7 @@ class SlotScheduler:
         assert round_ is not None
         self._slot = None
         self._promised_until_s = slot.promised_until_s
+        round_.oversize_s += slot.oversize_s
         model = view.models[slot.model]
         parked = tuple([call_id for call_id, item in model.waiting.items() if item.call.turn > 0])
         round_.closed.append(slot.summary(model, parked, self._switching.predicted_s, now_s))
@@ -389,7 +389,7 @@ class SlotScheduler:
         if view.capabilities.hot:
             load_s = sum(queued.values())
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s
-        load_s = round_load_s(view, round_order(view, self._knobs, continuing=True), self._protected_steps, queued)
+        load_s = round_load_s(view, round_order(view, self._knobs, continuing=True), queued, self._knobs)
         round_, slot = self._round, self._slot
         if round_ is None:
             return {name: (0.0, work_s) for name, work_s in queued.items()}, 0.0, load_s

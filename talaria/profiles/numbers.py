@@ -71,8 +71,22 @@ class HardwareNumbers:
     """Coefficient of variation of a prefill's duration around its curve; likewise below."""
     decode_cv: Variation
     switch_cv: Variation
+    """Of what a switch reads from the host."""
     rank_spread_cv: Variation
     """Spread of one switch's duration between the ranks of a group."""
+    staging_interference: Factor = 1.0
+    """Prefill and decode are so many times slower while staging is at work beside them."""
+    stager_phase_s: Seconds = 0.0
+    """What phase 1 takes longer where a model is being staged: its copies are stopped, its map is saved."""
+    unstaged_shell_s: Seconds = 0.0
+    """What phase 3 takes longer where no model was staged: nothing has prepared the shell meanwhile."""
+    gather_cv: Variation = 0.0
+    """Of the gather of staged chunks, from switch to switch; of what the host sends it is ``switch_cv``."""
+    save_phase_cv: Variation = 0.0
+    """Of phase 1 around its median, from switch to switch; likewise below."""
+    shell_phase_cv: Variation = 0.0
+    backend_phase_cv: Variation = 0.0
+    publish_phase_cv: Variation = 0.0
     call_overhead_s: Seconds = 0.0
     """What a call's way adds to its TTFT beside queue and prefill: through gateway and agent to its engine, and the first token's way
     back. All of it is charged on the way there."""
@@ -82,10 +96,14 @@ class HardwareNumbers:
         """Size of the managed buffer of one GPU."""
         return int(self.hbm_bytes * self.bump_fraction)
 
-    @property
-    def phases_s(self) -> tuple[float, float, float, float]:
-        """The fixed phases of a switch: 1, 3, 4 and 5 of SPEC §5.4."""
-        return self.save_phase_s, self.shell_phase_s, self.backend_phase_s, self.publish_phase_s
+    def phases_s(self, staged: bool) -> tuple[float, float, float, float]:
+        """The fixed phases of a switch: 1, 3, 4 and 5 of SPEC §5.4; ``staged``: a model was being staged beside the one that served."""
+        save_s, shell_s = self.save_phase_s, self.shell_phase_s
+        if staged:
+            save_s += self.stager_phase_s
+        else:
+            shell_s += self.unstaged_shell_s
+        return save_s, shell_s, self.backend_phase_s, self.publish_phase_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ class Profile:
         checkpoints only, so their spacing is that model's unit of reuse. Raises InputError for an unknown model.
         """
         numbers, hardware = self.model(model), self.hardware
-        fixed_s = sum(hardware.phases_s)
         return Timing(
             prefill_base_s=numbers.prefill_base_s,
             prefill_s_per_token=numbers.prefill_s_per_token,
@@ -51,8 +50,8 @@ class Profile:
             restore_base_s=hardware.restore_base_s + numbers.state_bytes / hardware.restore_bytes_per_s,
             restore_s_per_token=numbers.kv_bytes_per_token / hardware.restore_bytes_per_s,
             swap_s_per_token=numbers.kv_bytes_per_token / hardware.d2h_bytes_per_s,
-            d2d_switch_s=fixed_s + numbers.weight_bytes / hardware.d2d_bytes_per_s,
-            h2d_switch_s=fixed_s + numbers.weight_bytes / hardware.h2d_bytes_per_s,
+            d2d_switch_s=sum(hardware.phases_s(staged=True)) + numbers.weight_bytes / hardware.d2d_bytes_per_s,
+            h2d_switch_s=sum(hardware.phases_s(staged=False)) + numbers.weight_bytes / hardware.h2d_bytes_per_s,
             open_s=numbers.open_s,
             recompute_base_s=numbers.recompute_base_s,
             recompute_s_per_token=numbers.recompute_s_per_token,

@@ -15,11 +15,13 @@ from talaria.report.measured import Array
 from talaria.report.metrics import GIB
 from talaria.report.record import RunRecord
 from talaria.report.statistics import Estimate, estimate, sct_by_session, sessions_improved
-from talaria.reproduce.measures import Draw, Values, of_draw, of_run
-from talaria.reproduce.targets import CurveSource, DrawSource, RunSource, SettingSource, Source
+from talaria.reproduce.measures import Draw, Values, of_components, of_draw, of_run
+from talaria.reproduce.targets import ComponentSource, CurveSource, DrawSource, RunSource, SettingSource, Source
+from talaria.sim import components
 from talaria.sim import config as configs
 from talaria.sim import scenario as scenarios
 from talaria.sim.compare import MECHANISMS
+from talaria.sim.components import simulate_components
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import ordered_map
 from talaria.sim.run import RunPlan, beyond_evidence, plan, simulate
@@ -33,6 +35,8 @@ TAUS: tuple[float, ...] = BY_NAME["tau"].sweep
 CORPUS = "corpus"
 DRAWN = (CORPUS, REPLAY, "paper-tp4-high")
 """Workloads whose draws are measured by themselves: a preset, and those of scenarios."""
+COMPONENTS = "switch components"
+"""The switch component run."""
 
 TIB = 2**40
 
@@ -76,7 +80,7 @@ EXPERIMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One experiment or draw under one seed; ``plan`` is None for a draw. ``keep``: also what the figures need."""
+    """One experiment, draw or component run under one seed; only an experiment has a ``plan``. ``keep``: also what the figures need."""
 
     key: Experiment | str
     seed: int
@@ -98,6 +102,9 @@ class Outcome:
 def run_job(job: Job) -> Outcome:
     """Simulate or draw, and reduce it to what is kept."""
     started_s = time.process_time()
+    if job.key == COMPONENTS:
+        values = of_components(simulate_components(components.load(), job.seed))
+        return Outcome(job, values, None, None, time.process_time() - started_s, [])
     if job.plan is None:
         values, draw = of_draw(open_workload(job.workload, job.seed))
         return Outcome(job, values, None, draw if job.keep else None, time.process_time() - started_s, [])
@@ -140,11 +147,18 @@ class Findings:
             return SETTINGS[source.setting](planned), None, len(self.seeds)
         if isinstance(source, CurveSource):
             return load_profile(source.profile).timing(source.model).prefill_s(0, 0, source.lost_tokens), None, len(self.seeds)
-        key, name = (source.workload, source.statistic) if isinstance(source, DrawSource) else (experiment(source), source.metric)
+        key, name = _measured_by(source)
         if isinstance(source, RunSource) and source.versus is not None:
             return None, self.improved(experiment(source), Experiment(source.run, source.versus)), len(self.seeds)
         defined = sum(values[name] is not None for values in self.values[key])
         return None, self.estimate(key, name), defined
+
+
+def _measured_by(source: RunSource | ComponentSource | DrawSource) -> tuple[Experiment | str, str]:
+    """The key of the runs that have it, and the measure's name."""
+    if isinstance(source, ComponentSource):
+        return COMPONENTS, source.measure
+    return (source.workload, source.statistic) if isinstance(source, DrawSource) else (experiment(source), source.metric)
 
 
 def experiment(source: RunSource) -> Experiment:
@@ -156,7 +170,7 @@ class Campaign:
 
     def __init__(self, seeds: Sequence[int], *, keep: bool) -> None:
         self._plans = {key: key.plan() for key in EXPERIMENTS}
-        self._keys: tuple[Experiment | str, ...] = (*EXPERIMENTS, *DRAWN)
+        self._keys: tuple[Experiment | str, ...] = (*EXPERIMENTS, *DRAWN, COMPONENTS)
         self._seeds = seeds
         self._outcomes: list[Outcome] = []
         self._started_s = time.perf_counter()
@@ -165,7 +179,7 @@ class Campaign:
     def _job(self, key: Experiment | str, seed: int, keep: bool) -> Job:
         if isinstance(key, Experiment):
             return Job(key, seed, self._plans[key], {}, keep)
-        workload = {"preset": key} if key == CORPUS else scenarios.load(key).workload
+        workload = {} if key == COMPONENTS else {"preset": key} if key == CORPUS else scenarios.load(key).workload
         return Job(key, seed, None, workload, keep and key == CORPUS)
 
     def run(self) -> Generator[None, None, None]:

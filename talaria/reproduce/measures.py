@@ -1,7 +1,8 @@
-"""What a job keeps of a run or a draw: the run's metrics and its switches by path and phase; the draw's regime."""
+"""What a job keeps: a run's metrics and its switches by path and phase, the component run's switches by rank, a draw's regime."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from talaria.report.measured import Array
 from talaria.report.metrics import metrics
 from talaria.report.record import PATHS, RunRecord
+from talaria.substrate.switch import SwitchRecord
 from talaria.workload.session import Workload
 from talaria.workload.stats import nearest_rank, regime
 
@@ -42,6 +44,17 @@ def _switch_phases(record: RunRecord) -> Values:
             kept = np.sort(seconds[taken == PATHS.index(path)]).tolist()
             for percent in (50, 95):
                 values[f"{path}_{column}_p{percent}_s"] = nearest_rank(kept, percent) if kept else None
+    return values
+
+
+def of_components(records: Mapping[str, Sequence[SwitchRecord]]) -> Values:
+    """``{path}_{phase}_{percentile}_s`` over all ranks of all switches by that path."""
+    values: Values = {}
+    for path, ranks in records.items():
+        for place, column in enumerate(PHASE_COLUMNS):
+            seconds = sorted([(*record.phases_s, record.total_s)[place] for record in ranks])
+            for percent in (50, 95):
+                values[f"{path}_{column}_p{percent}_s"] = nearest_rank(seconds, percent)
     return values
 
 

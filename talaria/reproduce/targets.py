@@ -32,6 +32,18 @@ class RunSource(_Strict):
     versus: str | None = None
 
 
+class ComponentSource(_Strict):
+    """A percentile over all ranks of the component run's switches by one path; ``phase``: p1 to p5, or total."""
+
+    component: Literal["d2d", "partial", "h2d"]
+    phase: str
+    percent: Literal[50, 95]
+
+    @property
+    def measure(self) -> str:
+        return f"{self.component}_{self.phase}_p{self.percent}_s"
+
+
 class DrawSource(_Strict):
     """A statistic of a workload preset's draw, or of a scenario's. ``given``: fixed by the preset, not drawn."""
 
@@ -55,7 +67,7 @@ class SettingSource(_Strict):
     scenario: str
 
 
-Source = RunSource | DrawSource | CurveSource | SettingSource
+Source = RunSource | ComponentSource | DrawSource | CurveSource | SettingSource
 
 
 class Target(_Strict):

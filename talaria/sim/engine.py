@@ -43,6 +43,7 @@ class Run:
         "placed_s",
         "prompt_tokens",
         "rounds_waited",
+        "saved_tokens",
         "spans",
         "start_generated",
         "start_step",
@@ -61,6 +62,8 @@ class Run:
         self.by_sp = self.swapped = False
         self.device_tokens = self.host_tokens = self.lost_tokens = self.new_tokens = 0
         self.spans: tuple[tuple[int, int, int], ...] = ()
+        self.saved_tokens = 0
+        """Of its context, in a host buffer since the last time it left the device in flight."""
         self.known = (-1, 0, 0)
         """What the memory last found of its prompt, (device, host) tokens, and as of which change."""
         self.parked = self.arrived_round = self.rounds_waited = 0

@@ -10,6 +10,7 @@ from talaria.policy.instance import Command, EngineView, Event, RoundSummary
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Run
 from talaria.sim.noise import Factors
+from talaria.sim.variation import SwitchVariation
 
 if TYPE_CHECKING:
     from talaria.sim.instance import SimInstance
@@ -74,8 +75,7 @@ class Ground:
     timing: Mapping[str, Timing]
     prefill_factor: Factors
     decode_factor: Factors
-    switch_factor: Factors
-    rank_factor: Factors
+    switch: SwitchVariation
     macro: bool = True
     call_overhead_s: float = 0.0
     """From a call's placement to its arrival at the instance."""

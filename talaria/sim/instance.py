@@ -88,7 +88,7 @@ class SimInstance:
         self._scheduler = SlotScheduler(knobs)
         self.view = EngineView(capabilities, {model: ModelView(beliefs[model], ABSENT) for model in models})
         self.view.hbm_capacity_bytes = memory.capacity_bytes
-        self._engine = Engine(env, self._on_first_token, self._on_segment_end, ground.decode_factor, macro=ground.macro)
+        self._engine = Engine(env, self._on_first_token, self._on_segment_end, self._decode_factor, macro=ground.macro)
         self._inbox: deque[Event] = deque()
         self._stepping = False
         self._tick: Alarm | None = None
@@ -334,6 +334,7 @@ class SimInstance:
         run.new_tokens = split_prompt(run.view)[3]
         restore_s = timing.restore_s(run.host_tokens) * self.memory.link_contention(now_s) if run.host_tokens else 0.0
         work_s = timing.prefill_s(run.new_tokens, cached, run.lost_tokens) * self._ground.prefill_factor()
+        work_s *= self.memory.serving_slowdown(now_s)
         self._engine.prefill(run, restore_s + work_s)
 
     def _refuse(self, run: Run, queue: dict[int, CallView], why: str) -> None:
@@ -392,6 +393,9 @@ class SimInstance:
         host = self.memory.restorable(run)
         return timing.restore_s(host) + timing.prefill_s(0, host, run.context_tokens - host)
 
+    def _decode_factor(self) -> float:
+        return self._ground.decode_factor() * self.memory.serving_slowdown(self._env.now)
+
     def _on_first_token(self, run: Run) -> None:
         if run.first_token_s < 0.0:  # a call that a dead engine had begun keeps the token that its client saw
             run.first_token_s = self._env.now
@@ -429,10 +433,7 @@ class SimInstance:
         held = [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else []
         plan = self.memory.plan_switch(source, target, held, self._ground.timing[target].open_s, now_s)
         self._staged = None
-        factor = self._ground.switch_factor()
-        moved_s = plan.move_s * self._ground.rank_factor()
-        p1, p3, p4, p5 = plan.fixed_s
-        phases = (p1 * factor + plan.drain_s, moved_s * factor, p3 * factor, p4 * factor, p5 * factor)
+        phases = self._ground.switch.slowest_s(plan)
         record = LogicalSwitch(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
         if source is not None:
             self._lines.lose_device(source)

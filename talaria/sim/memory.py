@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from talaria.policy.calls import LineKey
 from talaria.policy.snapshot import DEVICE, HOST, MISSING, LineState
 from talaria.profiles import Profile
 from talaria.sim.engine import Run
+from talaria.sim.variation import SwitchCost
 from talaria.substrate.device import DeviceCache
 from talaria.substrate.layout import BumpLayout, ModelMemory, Regions
 from talaria.substrate.pages import PagePool
@@ -25,21 +25,6 @@ from talaria.substrate.switch import plan_switch
 
 TOO_LARGE = "the context is larger than the KV pool"
 NO_ROOM = "no free KV"
-
-
-class SwitchCost(NamedTuple):
-    """A planned switch in seconds of ground truth before variation; bytes are per rank."""
-
-    path: str
-    drain_s: float
-    """Outstanding checkpoints of the source, and in-flight KV that is swapped out."""
-    fixed_s: tuple[float, float, float, float]
-    """Phases 1, 3, 4 and 5."""
-    move_s: float
-    coverage: float
-    dirty: float
-    d2d_bytes: int
-    h2d_bytes: int
 
 
 def layouts(profile: Profile, models: Iterable[str]) -> tuple[BumpLayout, dict[str, ModelMemory]]:
@@ -67,7 +52,6 @@ class InstanceMemory:
         self._captured: dict[str, Regions] = {}
         """Opened models, with the regions that their graphs were captured for."""
         self._forest = forest
-        self._phases_s = self._hardware.phases_s
         self._hkvr = hkvr
         self._swap = swap
         page_tokens = self._hardware.page_tokens
@@ -89,6 +73,8 @@ class InstanceMemory:
         self._link_free_s = 0.0
         self._pins: dict[int, Hold] = {}
         """By call, while its restore is under way."""
+        self._kept: dict[int, Hold] = {}
+        """By call whose KV left the device in flight: the part that the registry holds."""
         self._paths: dict[LineKey, tuple[int, int]] = {}
         """Where the last call of each line ended: its node, and tokens along its path."""
         self._evictions_seen = (0, 0)
@@ -193,6 +179,7 @@ class InstanceMemory:
         if not self._allocate(held, spans, now_s):
             return NO_ROOM
         run.spans, run.swapped = spans, False
+        self._let_go(run)
         return None
 
     def restorable(self, run: Run) -> int:
@@ -243,6 +230,7 @@ class InstanceMemory:
     def drop(self, run: Run, now_s: float) -> None:
         """The call will not go on here; what its prompt computed may serve others."""
         self.restored(run)
+        self._let_go(run)
         self._changes += 1
         if self._cache is not None and run.spans and not run.swapped:
             self._cache.release(run.spans, run.view.call.prompt_tokens if run.view.generated_tokens else 0, now_s)
@@ -365,16 +353,24 @@ class InstanceMemory:
 
     def link_contention(self, now_s: float) -> float:
         """How much slower other H2D copies are while staging is at work."""
+        return self._hardware.contention_factor if self._is_staging(now_s) else 1.0
+
+    def serving_slowdown(self, now_s: float) -> float:
+        """How much slower prefill and decode are while staging is at work beside them."""
+        factor = self._hardware.staging_interference
+        return factor if factor > 1.0 and self._is_staging(now_s) else 1.0
+
+    def _is_staging(self, now_s: float) -> bool:
         staging = self._staging
         if staging is None or staging.target is None:
-            return 1.0
+            return False
         self._advance_staging(now_s)
-        unfinished = staging.clean_bytes < staging.weight_bytes and self._tail_slack_bytes(staging) > 0
-        return self._hardware.contention_factor if unfinished else 1.0
+        return staging.clean_bytes < staging.weight_bytes and self._tail_slack_bytes(staging) > 0
 
     def plan_switch(self, source: str | None, target: str, held: list[Run], open_s: float, now_s: float) -> SwitchCost:
         """Tear ``source`` down: drain its checkpoints, move its in-flight KV away, release its region (SPEC §5.4)."""
         contention = self.link_contention(now_s)
+        staged = self._staging is not None and self._staging.target is not None
         self._changes += 1
         numbers, hardware = self._numbers[target], self._hardware
         plan = plan_switch(
@@ -390,30 +386,48 @@ class InstanceMemory:
         if self._cache is not None:
             self._cache.clear()
         self._cache, self._staging, self._active = None, None, None
-        phases = self._phases_s
+        phases = hardware.phases_s(staged)
         if plan.path == "open":
-            move_s = max(0.0, open_s - sum(phases))
+            gather_s, load_s = 0.0, max(0.0, open_s - sum(phases))
         else:
-            move_s = plan.d2d_bytes / hardware.d2d_bytes_per_s + plan.h2d_bytes / hardware.h2d_bytes_per_s * contention
-        return SwitchCost(plan.path, drain_s, phases, move_s, coverage, dirty, plan.d2d_bytes, plan.h2d_bytes)
+            gather_s = plan.d2d_bytes / hardware.d2d_bytes_per_s
+            load_s = plan.h2d_bytes / hardware.h2d_bytes_per_s * contention
+        return SwitchCost(plan.path, drain_s, phases, gather_s, load_s, coverage, dirty, plan.d2d_bytes, plan.h2d_bytes)
 
     def swap_out(self, run: Run, now_s: float) -> float:
         """In-flight KV leaves the device, to host buffers of its own (swap) or only as far as the registry takes it.
 
-        Returns the seconds that it takes; none if it has left already.
+        Returns the seconds that it takes; none if it has left already. What has a copy on the host, in the registry or from an
+        earlier slot, needs no other.
         """
         if run.swapped or self._cache is None:
             return 0.0
         self._changes += 1
         moved_s = 0.0
         if self._swap:
-            kv_bytes = run.context_tokens * self._numbers[run.view.call.key.model].kv_bytes_per_token
-            moved_s = kv_bytes / self._hardware.d2h_bytes_per_s
+            model, tokens = run.view.call.key.model, run.context_tokens
+            unsaved_tokens = tokens - max(run.saved_tokens, self._keep(run) if self._hkvr else 0)
+            run.saved_tokens = tokens
+            moved_s = unsaved_tokens * self._numbers[model].kv_bytes_per_token / self._hardware.d2h_bytes_per_s
         elif self._hkvr:
             self._checkpoint(run, run.context_tokens - 1, now_s)
         self._cache.release(run.spans, 0, now_s)
         run.swapped = True
         return moved_s
+
+    def _keep(self, run: Run) -> int:
+        """Tokens of an in-flight call's context that the registry holds, pinned there until the call is back."""
+        call = run.view.call
+        spans = self._forest.spans(run.node, run.context_tokens)
+        tokens = self._registry.match(call.key.model, spans)
+        if tokens:
+            self._kept[call.id] = self._registry.pin(call.key.model, spans, tokens)
+        return tokens
+
+    def _let_go(self, run: Run) -> None:
+        kept = self._kept.pop(run.view.call.id, None)
+        if kept is not None:
+            self._registry.unpin(kept)
 
     def _drain(self, outstanding: set[int], now_s: float) -> float:
         """Wait for the source's copies; other models' copies go on beside (SPEC §5.2, switch barrier)."""
@@ -466,8 +480,8 @@ class InstanceMemory:
         """What does not balance when all calls have ended; empty in a correct run."""
         self._settle(float("inf"))
         wrong = []
-        if self._pins:
-            wrong.append(f"{len(self._pins)} DMA pins left")
+        if self._pins or self._kept:
+            wrong.append(f"{len(self._pins) + len(self._kept)} DMA pins left")
         if self._registry.held_bytes:
             wrong.append(f"{self._registry.held_bytes} bytes of the host registry still held")
         if self._cache is not None:

@@ -14,16 +14,18 @@ Factors = Callable[[], float]
 """An endless supply of factors."""
 
 
-def factors(rng: np.random.Generator, cv: float, ranks: int = 1) -> Factors:
-    """Factors with coefficient of variation ``cv``; constant one if it is zero.
+def factors(rng: np.random.Generator, cv: float, ranks: int = 1, *, median_one: bool = False) -> Factors:
+    """Factors with coefficient of variation ``cv`` and mean one, or median one; constant one if ``cv`` is zero.
 
     With ``ranks`` each factor is the largest of so many: a collective step waits for its slowest rank.
     """
-    return repeat(1.0).__next__ if cv == 0.0 else chain.from_iterable(_blocks(rng, cv, ranks)).__next__
-
-
-def _blocks(rng: np.random.Generator, cv: float, ranks: int) -> Iterator[list[float]]:
+    if cv == 0.0:
+        return repeat(1.0).__next__
     sigma = math.sqrt(math.log1p(cv * cv))
+    return chain.from_iterable(_blocks(rng, sigma, 0.0 if median_one else -0.5 * sigma**2, ranks)).__next__
+
+
+def _blocks(rng: np.random.Generator, sigma: float, shift: float, ranks: int) -> Iterator[list[float]]:
     while True:
         normal = rng.standard_normal((_BLOCK, ranks)).max(axis=1)
-        yield np.exp(sigma * normal - 0.5 * sigma**2).tolist()[::-1]  # any order would do; another one would change every seed's run
+        yield np.exp(sigma * normal + shift).tolist()[::-1]  # any order would do; another one would change every seed's run

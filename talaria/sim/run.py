@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from talaria.errors import InputError, unknown_name
 from talaria.policy.knobs import Knobs, with_values
 from talaria.policy.rounds import protected_steps
@@ -27,6 +29,7 @@ from talaria.sim.memory import InstanceMemory, layouts
 from talaria.sim.noise import Factors, factors
 from talaria.sim.prefixes import PromptBook
 from talaria.sim.scenario import InstanceGroup, Scenario
+from talaria.sim.variation import SwitchVariation
 from talaria.substrate.layout import LayoutError
 from talaria.substrate.prefix import PrefixForest
 from talaria.workload.arrivals import parse as parse_arrivals
@@ -252,12 +255,15 @@ def _build(
         for name, truth in timing.items()
     }
 
-    def variation(purpose: str, cv: float, ranks: int = 1) -> Factors:
-        return factors(stream(seed, f"{purpose} of instance {index}"), cv if scenario.noise else 0.0, ranks)
+    def streams(purpose: str) -> np.random.Generator:
+        return stream(seed, f"{purpose} of instance {index}")
+
+    def variation(purpose: str, cv: float) -> Factors:
+        return factors(streams(purpose), cv if scenario.noise else 0.0)
 
     ground = Ground(
-        timing, variation("prefill", hardware.prefill_cv), variation("decode", hardware.decode_cv), variation("switch", hardware.switch_cv),
-        variation("ranks", hardware.rank_spread_cv, hardware.tp), plan.macro, hardware.call_overhead_s,
+        timing, variation("prefill", hardware.prefill_cv), variation("decode", hardware.decode_cv),
+        SwitchVariation(hardware, streams, vary=scenario.noise), plan.macro, hardware.call_overhead_s,
     )  # fmt: skip
     capabilities = item.capabilities
     memory = InstanceMemory(item.profile, item.models, forest, hkvr=capabilities.hkvr, swap=capabilities.inflight_kv == "swap")

@@ -17,6 +17,7 @@ from talaria.sim.instance import SimInstance
 from talaria.sim.kernel import Kernel
 from talaria.sim.memory import InstanceMemory
 from talaria.sim.noise import factors
+from talaria.sim.variation import SwitchVariation
 from talaria.substrate.prefix import PrefixForest
 from tests.conformance.suite import Conformance
 from tests.conformance.world import Setup, Step, World
@@ -46,8 +47,9 @@ class SimulatedWorld:
             inflight_kv=setup.inflight_kv, max_resident_models=setup.max_resident_models,
         )  # fmt: skip
         self.memory = InstanceMemory(profile, self.models, self._forest, hkvr=setup.hkvr, swap=setup.inflight_kv == "swap")
+        ground = Ground(timing, exact, exact, SwitchVariation(profile.hardware, lambda _: np.random.default_rng(0), vary=False))
         self.instance = SimInstance(
-            self._env, 0, "simulated", capabilities, self.models, Ground(timing, exact, exact, exact, exact), self.memory, dict(timing),
+            self._env, 0, "simulated", capabilities, self.models, ground, self.memory, dict(timing),
             setup.knobs, self._truth, self, self._stepped,
         )  # fmt: skip
         self.instance.open_at_start(self.models[: setup.max_resident_models])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -82,8 +83,23 @@ def test_the_predicted_round_is_prefill_and_protected_decode_and_switches() -> N
     view = busy_view("a", "b")
     plan = plan_round(view, ["a", "b"], KNOBS)
     assert [slot.switch_s for slot in plan.slots] == [0.0, 2.0]
-    assert [slot.protected_steps for slot in plan.slots] == [STEPS, STEPS]
-    assert plan.predicted_s == pytest.approx(2.0 + 2 * (0.2 + STEPS * 0.02))
+    assert [slot.protected_steps for slot in plan.slots] == [120, 120]
+    assert plan.predicted_s == pytest.approx(2.0 + 2 * (0.2 + 120 * 0.02)) == pytest.approx(120 * KNOBS.t_tpot_s)  # Eq. 4
+
+
+def test_protected_decode_follows_the_round_that_it_makes_up_to_the_bound() -> None:
+    """Longer queues and switches make a longer round and more steps; what decode alone would stretch beyond the bound does not."""
+    view = busy_view("a", "b")
+    short = plan_round(view, ["a", "b"], KNOBS)
+    waiting(view, "a", 7, prompt=9_000)  # 1 s more
+    longer = plan_round(view, ["a", "b"], KNOBS)
+    assert short.slots[0].protected_steps < longer.slots[0].protected_steps <= math.ceil(longer.predicted_s / KNOBS.t_tpot_s)
+    crowded = plan_round(busy_view("a", "b", "c", "d"), list("abcd"), KNOBS)  # decode alone takes 4/3 of any round
+    assert crowded.slots[0].protected_steps == math.ceil((6.0 + 0.8 + BOUND_S * 4 * 0.02 / KNOBS.t_tpot_s) / KNOBS.t_tpot_s)
+
+
+def test_a_model_alone_keeps_nobody_waiting() -> None:
+    assert plan_round(busy_view("a"), ["a"], KNOBS).slots[0].protected_steps == STEPS
 
 
 def test_a_switch_is_predicted_from_staging_coverage_and_never_constant() -> None:
@@ -154,16 +170,17 @@ def test_equal_shares_divide_what_switches_leave_among_models_with_work() -> Non
 
 def test_demand_shares_follow_predicted_work() -> None:
     view, knobs = view_of("a", "b"), replace(KNOBS, round_share="demand")
-    waiting(view, "a", 1, 2, 3, prompt=19_000)  # 2 s each and 3 s of decode
-    waiting(view, "b", 4, prompt=29_000)  # 3 s and 3 s of decode
+    waiting(view, "a", 1, 2, 3, prompt=19_000)  # 2 s each
+    waiting(view, "b", 4, prompt=29_000)  # 3 s
     plan = plan_round(view, list("ab"), knobs)
-    assert slot_budget_s(view, plan, 0, 22.0, knobs) == pytest.approx(20.0 * 9 / 15)
+    decode_s = plan.slots[0].protected_steps * 0.02
+    assert slot_budget_s(view, plan, 0, 22.0, knobs) == pytest.approx(20.0 * (6.0 + decode_s) / (9.0 + 2 * decode_s))
 
 
 def test_a_slot_keeps_its_protected_decode_even_if_nothing_is_left() -> None:
     view = busy_view("a", "b")
     plan = plan_round(view, list("ab"), KNOBS)
-    assert slot_budget_s(view, plan, 0, -5.0, KNOBS) == pytest.approx(STEPS * 0.02)
+    assert slot_budget_s(view, plan, 0, -5.0, KNOBS) == pytest.approx(plan.slots[0].protected_steps * 0.02)
 
 
 def order(view: EngineView, *, continuing: bool = False, **knobs: object) -> str:

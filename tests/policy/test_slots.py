@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from talaria.policy.instance import Admit, CallView, Close, Open, Resume, Stage, Switch, SwitchDone, Tick, Unstage, Wait
 from talaria.policy.slots import SlotScheduler
 from talaria.policy.snapshot import Capabilities, Residency
-from tests.policy.builders import KNOBS, STEPS, TIMING, ModelHost, call, host, view_of
+from tests.policy.builders import BOUND_S, KNOBS, STEPS, TIMING, ModelHost, call, host, view_of
 
 
 def decoding(*models: str, output: int = 1000, **more: Any) -> ModelHost:
@@ -81,9 +82,10 @@ def test_in_flight_calls_resume_before_p_admits() -> None:
     made.submit(call(2, "b"), call(3, session="new"))
     made.run()
     resumed = next(step for step in made.done if any(isinstance(command, Resume) for command in step.commands))
+    steps = math.ceil((4.0 + 0.4 + BOUND_S * 2 * 0.02 / KNOBS.t_tpot_s) / KNOBS.t_tpot_s)  # two switches, two prefills, decode of both
     assert [command for command in resumed.commands if isinstance(command, Resume | Admit)] == [
-        Resume(((1, STEPS),)),
-        Admit("P", ((3, STEPS),)),
+        Resume(((1, steps),)),
+        Admit("P", ((3, steps),)),
     ]
 
 
@@ -93,6 +95,25 @@ def test_a_call_that_fits_no_slot_alone_gets_its_own_and_is_flagged() -> None:
     made.run()
     assert made.batches("P")[0] == (1,)
     assert made.rounds[0].slots[0].oversize == 1 and made.rounds[0].at_risk
+
+
+def test_a_prefill_that_fits_no_slot_leaves_its_slot_the_time_for_returns() -> None:
+    """It is charged to the next round (SPEC §4.1): the return of its session joins the slot as after any other P."""
+    made = host("a", "b")
+    made.submit(call(1, prompt=200_000, output=10), call(9, "b", output=10))  # 20.1 s
+    made.run(20.2)  # in its first decode, long after a slot of 9 s
+    back(2, cached=made)
+    made.run()
+    assert made.batches("SP") == [(2,)] and made.rounds[0].slots[0].oversize == made.rounds[0].slots[0].sp_admitted == 1
+
+
+def test_a_refused_prefill_that_fits_no_slot_gives_its_time_back() -> None:
+    made = host("a", "b", refusals=1)
+    made.submit(call(1, prompt=200_000, output=10))
+    made.run(0.1)
+    back(2, cached=made, output=2000)
+    made.run(15.0)
+    assert made.rounds[0].slots[0].closed_s <= BOUND_S
 
 
 def test_a_call_that_would_fit_an_empty_slot_goes_alone_unflagged() -> None:

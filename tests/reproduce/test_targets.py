@@ -12,8 +12,10 @@ import pytest
 from talaria.report.record import RunRecord
 from talaria.reproduce import targets
 from talaria.reproduce.experiments import DRAWN, EXPERIMENTS, SETTINGS, experiment
-from talaria.reproduce.measures import of_draw, of_run
-from talaria.reproduce.targets import CurveSource, DrawSource, RunSource, SettingSource
+from talaria.reproduce.measures import of_components, of_draw, of_run
+from talaria.reproduce.targets import ComponentSource, CurveSource, DrawSource, RunSource, SettingSource
+from talaria.sim import components
+from talaria.sim.components import simulate_components
 from talaria.workload.open import open_workload
 
 SHIPPED = targets.load()
@@ -45,12 +47,15 @@ def test_the_source_is_named_as_in_the_published_list(shared: Path) -> None:
 
 def test_everything_that_a_target_names_exists() -> None:
     run_measures = {*of_run(RunRecord("", "", 0, (), ())), "sessions_improved"}
+    component_measures = of_components(simulate_components(components.load().model_copy(update={"repeats": 1}), 0))
     draw_measures = of_draw(open_workload({"preset": "quickstart"}, 0))[0]
     for _, target in SHIPPED.targets():
         match target.by:
             case RunSource() as by:
                 assert experiment(by) in EXPERIMENTS and by.metric in run_measures
                 assert (by.versus is None) == (by.metric != "sessions_improved")
+            case ComponentSource() as by:
+                assert by.measure in component_measures
             case DrawSource() as by:
                 assert by.workload in DRAWN and by.statistic in draw_measures
             case SettingSource() as by:
