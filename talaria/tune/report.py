@@ -71,7 +71,7 @@ def remarks(document: Document) -> list[str]:
     for name, entry in document["validation"]["objectives"].items():
         if entry["verdict"] == NO_GAIN:
             said.append(f"{name}: {NO_GAIN} over the defaults on new draws")
-        elif entry["verdict"] != GAIN:
+        elif entry["verdict"] != GAIN and len(document["tuning"]) == 1:
             said.append(f"{name}: worse than the defaults on new draws")
         if entry["overfits"]:
             seen = document["tuning"][name]

@@ -15,7 +15,6 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from talaria.errors import InputError
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
 from talaria.tune.beats import Beats, Pulse, end, give_back
@@ -130,8 +129,6 @@ class Search:
     def _take(self, item: Running, results: Sequence[Measured]) -> bool:
         refused = next((result.refused for result in results if result.refused), "")
         if refused:
-            if PLANNED in item.trial.user_attrs:
-                raise InputError(f"the defaults cannot be run: {refused}", where="--knobs")
             item.trial.set_user_attr(REFUSED, refused)
             end(self.studied.study, item.trial.number, state=TrialState.PRUNED)
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import warnings
@@ -122,7 +123,19 @@ def _journal(path: str) -> BaseStorage:
     if not path:
         raise InputError("names no file", where="--storage journal:", allowed=FORMS)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if Path(path).exists() and not _is_journal(path):  # Optuna would append to it first
+        raise InputError("is no journal of Optuna's", where=f"--storage journal:{path}", fix="name a new file")
     return JournalStorage(JournalFileBackend(path))
+
+
+def _is_journal(path: str) -> bool:
+    """Whether the first line of the file, if it has one, is an operation of Optuna's."""
+    with open(path, "rb") as file:
+        first = file.readline()
+    try:
+        return not first.strip() or "op_code" in json.loads(first)
+    except (ValueError, TypeError):
+        return False
 
 
 def _proxy(address: str, held: ExitStack) -> BaseStorage:
@@ -133,7 +146,12 @@ def _proxy(address: str, held: ExitStack) -> BaseStorage:
         raise InputError(f"{address!r} is no address", where="--storage grpc://", allowed=FORMS)
     proxy = GrpcStorageProxy(host=host, port=int(port))
     held.callback(proxy.close)
-    proxy.wait_server_ready(timeout=CONNECT_S)
+    try:
+        proxy.wait_server_ready(timeout=CONNECT_S)
+    except ConnectionError:
+        raise InputError(
+            f"gives no answer in {CONNECT_S} s", where=f"--storage grpc://{address}", fix="start Optuna's gRPC storage proxy there"
+        ) from None
     return proxy
 
 

@@ -1,0 +1,202 @@
+"""``talaria-sim tune`` and ``sweep`` as an operator uses them: files, resumes, exact reproduction, one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from optuna import load_study
+
+from talaria.cli import policyfile
+from talaria.cli.main import run_command
+from talaria.tune.storage import opened
+from tests.tune.small import TEXT
+
+COMMAND = ["tune", "--scenario", "small.yaml", "--knobs", "tau,linger", "--validation", "10000:10003"]
+LONG_S = 240
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(TEXT)
+    return tmp_path
+
+
+@pytest.fixture
+def bare_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a small study's time; one test does it."""
+    monkeypatch.setattr("talaria.tune.figures.pictures", lambda *_: {})
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert run_command([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_study_leaves_a_policy_a_page_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = document(capsys, *COMMAND, "--trials", "12", "--out", "out")
+    assert printed["schema"] == "talaria.tune/1" and printed["trials"]["finished"] == 12
+    assert json.loads(Path("out/tune.json").read_text()) == printed
+    assert {path.name for path in Path("out").iterdir()} == {
+        "policy.yaml", "report.html", "tune.json", "study.db", "knobs.png", "search.png", "importance.png",
+    }  # fmt: skip
+    page = Path("out/report.html").read_text()
+    assert "Gain on new draws" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
+    assert run_command([*COMMAND, "--trials", "12", "--out", "out"]) == 0
+    shown = capsys.readouterr()
+    assert "12 trials" in shown.out and "better by (95 %)" in shown.out and "wrote out/policy.yaml" in shown.err
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_run_with_the_policy_reproduces_the_validated_numbers_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = document(capsys, *COMMAND, "--trials", "8", "--out", "out", "--set", "max_wait_rounds=5", "--config", "no-hkvr")
+    again = document(capsys, "run", "--scenario", "small.yaml", "--policy", "out/policy.yaml", "--seeds", "10000:10003")
+    assert again["metrics"]["sct_p95_s"] == tuned["validation"]["by_scenario"]["small"]["sct_p95_s"]["tuned"]
+    assert (again["config"], again["policy"]["max_wait_rounds"]) == ("no-hkvr", 5)
+    assert {name: again["policy"][name] for name in ("tau", "linger")} == tuned["best"]["knobs"]
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_the_policy_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = document(capsys, *COMMAND, "--trials", "4", "--out", "out")
+    written = yaml.safe_load(Path("out/policy.yaml").read_text())
+    about = written["provenance"]
+    assert written["knobs"] == tuned["best"]["knobs"] and about["units"] == {"tau": "s", "linger": "s"}
+    assert (about["study"], about["trial"], about["scenarios"]) == ("tune", tuned["best"]["trial"], tuned["task"]["scenarios"])
+    assert set(about["profiles"]) == {"paper-tp8"} and about["validation"]["objectives"] == tuned["validation"]["objectives"]
+    assert policyfile.load(Path("out/policy.yaml")).config == "talaria"
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_a_policy_with_instances_comes_with_its_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--knobs", "tau,instances=1:3", "--objective", "sct_p95_s,cost", "--trials", "8", "--out", "out"]
+    tuned = document(capsys, *COMMAND, *command)
+    again = document(capsys, "run", "--scenario", "out/scenario-small.yaml", "--policy", "out/policy.yaml", "--seeds", "10000:10003")
+    assert again["metrics"]["sct_p95_s"] == tuned["validation"]["by_scenario"]["small"]["sct_p95_s"]["tuned"]
+    assert tuned["validation"]["by_scenario"]["small"]["cost"]["tuned"] == tuned["best"]["knobs"]["instances"]
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_the_same_command_goes_on_and_writes_what_one_go_had_written(capsys: pytest.CaptureFixture[str]) -> None:
+    document(capsys, *COMMAND, "--trials", "8", "--out", "parts")
+    parts, whole = (document(capsys, *COMMAND, "--trials", "16", "--out", name) for name in ("parts", "whole"))
+    for printed in (parts, whole):
+        del printed["storage"], printed["policy"]
+    assert parts == whole and parts["trials"]["finished"] == 16
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_a_policy_file_is_where_the_search_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text("schema: talaria.policy/1\nconfig: no-sp\nknobs: {tau: 3, gamma: 0.8}\n")
+    tuned = document(capsys, *COMMAND, "--trials", "1", "--out", "out", "--policy", "mine.yaml")
+    assert tuned["default"]["knobs"] == {"tau": 3.0, "linger": 1.5} and tuned["task"]["config"] == "no-sp"
+    assert yaml.safe_load(Path("out/policy.yaml").read_text())["knobs"] == {"gamma": 0.8, "tau": 3.0, "linger": 1.5}
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_no_significant_gain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([*COMMAND, "--trials", "1", "--out", "out"]) == 0
+    shown = capsys.readouterr()
+    assert "sct_p95_s: no significant gain over the defaults on new draws" in shown.err and "no significant gain" in shown.out
+
+
+BAD = [
+    (["--objective", "sct_p96_s"], "--objective: unknown objective 'sct_p96_s'"),
+    (["--objective", "cost"], "add instances=1:8 to --knobs"),
+    (["--constraint", "calls_shed<=-1"], "calls_shed<=-1 is impossible"),
+    (["--constraint", "deadline_risk<=0"], "no trial of 2 holds the constraints"),
+    (["--knobs", "taw"], "--knobs: unknown knob 'taw'"),
+    (["--set", "tau=1"], "tau is varied and also set"),
+    (["--seeds", "3", "--validation", "2:5"], "holds draw 2 of the search"),
+    (["--sampler", "nsga2"], "nsga2 does not fit one objective"),
+    (["--sampler", "tpee"], "did you mean 'tpe'"),
+    (["--scenario", "small.yaml,small.yaml"], "scenario 'small' is given twice"),
+    (["--scenario", "paper-tp88"], "did you mean 'paper-tp8'"),
+    (["--storage", "study.db"], "for a file: sqlite:///study.db"),
+    (["--storage", "sqlite:///small.yaml"], "file is not a database"),
+    (["--storage", "journal:small.yaml"], "is no journal of Optuna's"),
+    (["--storage", "postgresql://me:secret@127.0.0.1:1/db"], "postgresql://me:***@127.0.0.1:1/db: cannot be used: connection"),
+    (["--storage", "nosuch://host/db"], "nosuch://host/db: cannot be used"),
+    (["--storage", "grpc://host"], "'host' is no address"),
+    (["--study", "theirs", "--storage", "sqlite:///kept.db"], "study theirs: is no study of talaria's"),
+    (["--study", "mine", "--storage", "sqlite:///kept.db"], "study mine: was begun with other"),
+]
+
+
+@pytest.mark.usefixtures("bare_figures")
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+def test_bad_input_is_one_line_and_changes_nothing(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("talaria.tune.study.APPEARS_S", 0.0)
+    if "--study" in arguments:
+        import optuna
+
+        with opened("sqlite:///kept.db") as kept:
+            optuna.create_study(storage=kept, study_name="theirs")
+        assert run_command([*COMMAND, "--trials", "1", "--study", "mine", "--storage", "sqlite:///kept.db", "--out", "other"]) == 0
+        Path("small.yaml").write_text(TEXT.replace("gap_cap_s: 10", "gap_cap_s: 11"))
+    Path("out").mkdir()
+    Path("out/policy.yaml").write_text("mine")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run_command([*COMMAND, "--trials", "2", "--out", "out", *arguments]) == 2
+    shown = capsys.readouterr()
+    (error,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    assert said in error and "secret" not in shown.err and shown.out == ""
+    after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "study.db"}
+    assert after == before
+
+
+def test_a_storage_that_goes_away_is_one_line_and_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from optuna.exceptions import StorageInternalError
+
+    def gone(*_: object) -> None:
+        raise StorageInternalError("server closed the connection")
+
+    monkeypatch.setattr("talaria.tune.search.Search.run", gone)
+    assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 1
+    assert "server closed the connection; what is finished is kept" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_all_finished_trials(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "tests.tune.interrupted", *COMMAND, "--trials", "200", "--out", "out", "--jobs", "1"]
+    repository = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"PYTHONPATH": str(repository)}) as process:
+        until_s = time.monotonic() + LONG_S
+        while not Path("in-a-trial").exists():
+            assert process.poll() is None and time.monotonic() < until_s
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LONG_S)
+    assert process.returncode == 130 and "interrupted: 8 of 200 trials are kept; the same command goes on" in said
+    with opened("sqlite:///out/study.db") as kept:
+        states = [trial.state.name for trial in load_study(study_name="tune", storage=kept).get_trials()]
+    assert states == ["COMPLETE"] * 8 + ["FAIL"] * 4 + ["WAITING"] * 4
+    assert not Path("out/policy.yaml").exists()
+
+
+def test_a_swept_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["sweep", "linger", "--scenario", "small.yaml", "--values", "0,1,2", "--seeds", "2", "--storage", "sqlite:///kept.db"]
+    first = document(capsys, *command)
+    monkeypatch.setattr("talaria.sim.batch.simulate", None)
+    second = document(capsys, *command)
+    assert first == second
+    assert run_command(command) == 0
+    assert "has 3 of 3 points already" in capsys.readouterr().err
+
+
+def test_a_sweep_into_a_directory_keeps_its_study_there(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "tau,linger", "--scenario", "small.yaml", "--values", "0,1", "--values", "0,2", "--seeds", "1", "--out", "out"]
+    printed = document(capsys, *command)
+    assert [point["value"] for point in printed["points"]] == [[0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [1.0, 2.0]]
+    assert {"study.db", "sweep.json", "sweep-tau-linger.png", "tau=0.0,linger=2.0"} <= {path.name for path in Path("out").iterdir()}
+    assert document(capsys, *command) == printed
