@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from talaria.cli.console import note
-
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
 
 INTERRUPTED = 130
 
@@ -21,7 +18,7 @@ StorageOption = Annotated[
 
 
 @contextmanager
-def kept_storage(url: str) -> Iterator[BaseStorage]:
+def kept_storage(url: str) -> Iterator[Any]:
     """The storage at ``url`` for the time of a study. If it goes away on the way, that is one line and exit code 1."""
     from talaria.tune.storage import StorageLost, opened, redacted
 
