@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from array import array
@@ -26,6 +27,7 @@ class Publisher:
 
     def __init__(self, config: dict[str, str]) -> None:
         self._sequence = 0
+        self._unsent: list[dict[str, Any]] = []
         self._topic = config.get("topic", "").encode()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
         self._socket: zmq.Socket[bytes] | None = None
@@ -39,7 +41,15 @@ class Publisher:
             self._replay.bind(config["replay_endpoint"])
 
     def publish(self, events: list[dict[str, Any]]) -> None:
+        """Soon, in order: no token waits for it."""
         if self._socket is not None and events:
+            if not self._unsent:
+                asyncio.get_running_loop().call_later(0.0, self._send)
+            self._unsent += events
+
+    def _send(self) -> None:
+        events, self._unsent = self._unsent, []
+        if self._socket is not None:
             body = msgspec.msgpack.encode([time.time(), events, 0])
             self._socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), body), flags=zmq.NOBLOCK)
             self._kept.append((self._sequence, body))

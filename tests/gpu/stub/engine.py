@@ -134,8 +134,7 @@ class Engine:
     def _prefill(self, run: Run) -> None:
         if not self._goes(run, self._prefill):
             return
-        given = run.ids
-        self.cache.extend(run.pages, given)
+        self.cache.extend(run.pages, run.ids)
         run.found_tokens = self.cache.cached_tokens(run.pages, run.tokens)
         if not run.output:
             run.cached_tokens = run.found_tokens
