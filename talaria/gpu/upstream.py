@@ -294,7 +294,7 @@ class _Connection(asyncio.Protocol):
         headers = {}
         for line in lines:
             name, colon, value = line.partition(":")
-            if not colon:
+            if not colon or "\n" in line or "\r" in line:
                 raise ValueError(line)
             headers[name.lower()] = value.strip()
         self._keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"

@@ -110,7 +110,7 @@ class Relay:
                 early += part
                 if stream is not None and run.first_token_s >= 0.0:
                     self.began = True
-                    await stream.begin(early)
+                    stream.begin(early)
                     early = b""
                     await reply.pass_to(stream.give, stream.drained)
         finally:
@@ -122,7 +122,7 @@ class Relay:
         if self._failure is not None:
             return self._failed(self._failure)
         if stream is not None and self.began:
-            return await stream.end()
+            return stream.end()
         self.began = True
         return web.Response(status=reply.status, headers=_passed(reply), body=early)
 

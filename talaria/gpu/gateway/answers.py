@@ -42,7 +42,7 @@ class Answer:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", CALL_HEADER: str(self._call)}
         self._stream = Stream(self._request, 200, headers)
         self._wrote(data)
-        await self._stream.begin(data)  # head and data are on their way before anything here waits
+        self._stream.begin(data)
         if self._timer is None:
             self._tick()
 
@@ -82,7 +82,7 @@ class Answer:
         """The stream is complete."""
         assert self._stream is not None
         self.close()
-        return await self._stream.end()
+        return self._stream.end()
 
     def close(self) -> None:
         """No more comments."""

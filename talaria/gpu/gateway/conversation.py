@@ -27,6 +27,8 @@ _IMAGES: Final = frozenset(("image", "image_url", "input_image", "input_audio", 
 _VOLATILE: Final = "x-anthropic-billing-header"
 """Claude Code's first system block starts so, with a value that changes from call to call."""
 
+_PLAIN: Final = frozenset(("role", "content", "cache_control"))
+
 _json = msgspec.json.Encoder().encode
 
 
@@ -109,7 +111,7 @@ def _item(item: Any, parts: list[bytes]) -> tuple[bool, int]:
     role, kind = item.get("role"), item.get("type")
     parts.append(role.encode() if isinstance(role, str) else b"")
     characters = _content(item.get("content"), parts)
-    rest = {name: value for name, value in item.items() if name not in ("role", "content", "cache_control") and value is not None}
+    rest = {name: value for name, value in item.items() if name not in _PLAIN and value is not None} if item.keys() - _PLAIN else None
     if rest and rest != {"type": "message"}:
         text = _encode(rest)
         parts.append(text)
