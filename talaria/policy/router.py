@@ -152,15 +152,15 @@ class RoundRobin(Router):
         return Decision(int(able[at % able.size]), "rotation")
 
     def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
-        if decision.reason != "sticky" and decision.instance is not None:
+        if decision.instance is not None:
             self._next = (decision.instance + 1) % len(self._fleet.ids)
 
     def _note(self, arrival: Arrival, instance: int) -> str:
         return "next in turn" if instance == self._next else ""
 
 
-class SessionSticky(RoundRobin):
-    """``session-sticky``: a session stays on its first instance while that is healthy; new sessions go in rotation."""
+class SessionSticky(LeastPressure):
+    """``session-sticky``: a session stays on its first instance while that is healthy; new sessions go to the least pressure."""
 
     name: ClassVar[str] = "session-sticky"
 
@@ -174,7 +174,6 @@ class SessionSticky(RoundRobin):
         return decision._replace(reason="health") if home is not None else decision
 
     def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
-        super()._placed(arrival, decision, terms)
         if decision.instance is not None:
             self._sessions.move_home(arrival.call.key, self._fleet.ids[decision.instance], arrival.now_s)
 

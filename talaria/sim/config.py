@@ -31,7 +31,7 @@ _ALL = (
     ),
     Config("full", "the full router on talaria's instances (the same as talaria)"),
     Config("least-pressure", "places each call on the least loaded instance, blind to model and KV", router="least-pressure"),
-    Config("session-sticky", "keeps a session on its first instance, blind to load", router="session-sticky"),
+    Config("session-sticky", "keeps a session on its first instance, the least loaded one when it began", router="session-sticky"),
     Config("round-robin", "deals calls out in turn", router="round-robin"),
     Config("aegaeon", "groups calls of a model, models take turns; returns wait for their slot", router="aegaeon", session_prefill=False),
     Config("serverlessllm", "where the model is estimated to start first", router="serverlessllm", session_prefill=False),

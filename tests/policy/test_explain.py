@@ -52,7 +52,7 @@ def test_the_lease_that_was_honoured_or_discarded_is_named_with_its_reason() -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "note"), [("least-pressure", "pressure 0.000"), ("round-robin", "next in turn"), ("session-sticky", "next in turn")]
+    ("name", "note"), [("least-pressure", "pressure 0.000"), ("round-robin", "next in turn"), ("session-sticky", "pressure 0.000")]
 )
 def test_the_simpler_routers_show_what_they_look_at(name: str, note: str) -> None:
     explanation = explained(snapshot("a", {"m": model()}), name=name)

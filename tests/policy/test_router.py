@@ -188,7 +188,7 @@ def test_least_pressure_counts_what_it_has_just_forwarded() -> None:
 
 def test_a_sticky_session_stays_on_its_first_instance_while_that_is_healthy() -> None:
     made = router(idle("a"), idle("b"), name="session-sticky")
-    assert routed(made.place(call(1, key("s1")), 0.0)).reason == "rotation"
+    assert routed(made.place(call(1, key("s1")), 0.0)).reason == "pressure"
     made.observe(busy("a", 100.0, 100.0, version=2), 1.0)
     assert [routed(made.place(call(n, key("s1", line=f"l{n}")), 2.0)).instance for n in (2, 3)] == ["a", "a"]
     assert routed(made.place(call(4, key("s2")), 2.0)).instance == "b"
