@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy.core import Environment
 
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.instance import CallView
-from talaria.profiles import load
+from talaria.profiles import Profile, load
+from talaria.profiles.profile import resolve
+from talaria.profiles.schema import ProfileFile
 from talaria.sim.engine import Run
 from talaria.sim.memory import InstanceMemory
 from talaria.substrate.prefix import PrefixForest
@@ -17,9 +20,9 @@ PROFILE = load("paper-tp8")
 MODELS = tuple(PROFILE.models)
 
 
-def staging_memory() -> InstanceMemory:
+def staging_memory(profile: Profile = PROFILE) -> InstanceMemory:
     """The first model is active, the second is being staged since time 0."""
-    memory = InstanceMemory(PROFILE, MODELS, PrefixForest(), hkvr=True, swap=True)
+    memory = InstanceMemory(profile, MODELS, PrefixForest(), hkvr=True, swap=True)
     for name in MODELS:
         memory.open(name)
     memory.activate(MODELS[0])
@@ -106,3 +109,52 @@ def test_attention_goes_on_on_the_device_on_any_page() -> None:
     serving = Serving(MODELS[0])
     rewritten = serving.forest.extend(serving.serve(10_000), 9_000, 12_000)
     assert serving.device_tokens(serving.asked(rewritten, 12_000)) == 9_000 // PAGE * PAGE
+
+
+def in_flight(hkvr: bool, *, prompt: int = 10_000) -> tuple[InstanceMemory, Run]:
+    """A call of an attention model that has generated ten tokens."""
+    forest = PrefixForest()
+    memory = InstanceMemory(PROFILE, MODELS, forest, hkvr=hkvr, swap=True)
+    memory.activate(MODELS[0])
+    node = forest.extend(forest.new_root(), 0, prompt + 100)
+    forest.retain(node)
+    call = Call(1, LineKey("t", "s", MODELS[0], "main"), 0, 0.0, prompt)
+    run = Run(CallView(call, 0.0), node, 100, Environment().event())
+    assert memory.admit(run, 20, 0.0) is None
+    run.view.generated_tokens = 10
+    return memory, run
+
+
+def kv_s(tokens: int) -> float:
+    """Seconds of one rank's link for the KV of ``tokens``."""
+    return tokens * PROFILE.models[MODELS[0]].kv_bytes_per_token / PROFILE.hardware.d2h_bytes_per_s
+
+
+def test_what_left_the_device_once_is_not_copied_to_the_host_again() -> None:
+    memory, run = in_flight(hkvr=False)
+    assert memory.swap_out(run, 0.0) == pytest.approx(kv_s(10_010))
+    assert memory.resume(run, 20, 1.0) is None
+    run.view.generated_tokens = 30
+    assert memory.swap_out(run, 2.0) == pytest.approx(kv_s(20))
+
+
+def test_in_flight_kv_that_the_registry_holds_stays_pinned_there_instead_of_being_copied() -> None:
+    memory, run = in_flight(hkvr=True)
+    served = Run(run.view, run.node, 100, Environment().event())
+    assert memory.admit(served, 20, 0.0) is None
+    memory.finish(served, 0.0)  # the same prompt: its pages are on the host once the copy is over
+    memory.line_state(run.view.call.key, 0.0, 10.0)
+    assert memory.swap_out(run, 10.0) == pytest.approx(kv_s(10_010 - (10_010 // PAGE) * PAGE))
+    assert any("pins" in line for line in memory.audit())
+    assert memory.resume(run, 20, 11.0) is None
+    memory.drop(run, 11.0)
+    assert memory.audit() == []
+
+
+def test_staging_slows_what_serves_beside_it_until_it_is_done() -> None:
+    document = PROFILE.file.document()
+    document["hardware"]["staging_interference"] = {"value": 1.2, "provenance": "assumed", "source": "a test"}
+    memory = staging_memory(resolve(ProfileFile.model_validate(document)))
+    assert [memory.serving_slowdown(now_s) for now_s in (0.1, 1000.0)] == [1.2, 1.0]
+    memory.unstage()
+    assert memory.serving_slowdown(1001.0) == 1.0
