@@ -86,7 +86,7 @@ class Search:
     def _ask(self, beats: Beats) -> list[Running]:
         batch: list[Running] = []
         while len(batch) < BATCH:
-            trial = self.studied.ask(self.studied.trials())
+            trial = self.studied.ask()
             if trial is None:
                 break
             beats.start(trial)

@@ -65,10 +65,10 @@ class Studied:
         """The trials that count, by number."""
         return finished(self.trials())
 
-    def ask(self, trials: Sequence[FrozenTrial]) -> Trial | None:
-        """The next trial for this process, from ``trials`` as they were just read; None if there is none, perhaps for now."""
-        self._queue_planned(trials)
-        waiting = any(trial.state == TrialState.WAITING for trial in self.trials())
+    def ask(self) -> Trial | None:
+        """The next trial for this process; None if there is none, perhaps for now."""
+        trials = self.trials()
+        waiting = self._queue_planned(trials) or any(trial.state == TrialState.WAITING for trial in trials)
         if not waiting and (self._all_planned or len(_alive(trials)) >= self.total):
             return None
         trial = self.study.ask(dict(self.design.distributions))
@@ -81,11 +81,13 @@ class Studied:
             return None
         return trial
 
-    def _queue_planned(self, trials: Sequence[FrozenTrial]) -> None:
+    def _queue_planned(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Queue what is planned and not among ``trials``; whether there was anything."""
         queued = {trial.user_attrs.get(PLANNED) for trial in trials}
-        for number, params in enumerate(self.design.planned):
-            if number not in queued:
-                self.study.enqueue_trial(dict(params), user_attrs={PLANNED: number})
+        missing = [number for number in range(len(self.design.planned)) if number not in queued]
+        for number in missing:
+            self.study.enqueue_trial(dict(self.design.planned[number]), user_attrs={PLANNED: number})
+        return bool(missing)
 
     def _is_surplus(self, trial: Trial) -> bool:
         """A planned trial, or one to be run again, that another process has queued too; or one more than is wanted."""

@@ -133,7 +133,7 @@ class Sweep:
     def _ask(self, beats: Beats) -> dict[int, Trial]:
         batch: dict[int, Trial] = {}
         while len(batch) < BATCH:
-            trial = self.studied.ask(self.studied.trials())
+            trial = self.studied.ask()
             if trial is None:
                 break
             beats.start(trial)
