@@ -93,7 +93,7 @@ def postgresql() -> Iterator[str]:
         pytest.skip("needs PostgreSQL's server (Debian: apt-get install postgresql)")
     place = Path(tempfile.mkdtemp(prefix="talaria-pg-", dir="/tmp"))
     owner: dict[str, Any] = {}
-    if os.geteuid() == 0:  # the server refuses to run as root
+    if os.geteuid() == 0:  # the server refuses to run as root; its package makes the user
         owner = {"user": "postgres", "group": "postgres"}
         shutil.chown(place, "postgres", "postgres")
     data, port = str(place / "data"), free_port()
