@@ -12,12 +12,15 @@ import numpy.typing as npt
 from studies.calibrate.draft import Draft
 from studies.calibrate.testbed import Fitted, Testbed
 from talaria.errors import InputError
+from talaria.policy.timing import Timing
+from talaria.profiles.profile import resolve
+from talaria.profiles.schema import ProfileFile
 from talaria.report.conservation import ConservationError
 from talaria.report.measured import Array
 from talaria.report.statistics import sct_by_session, sessions_improved
 from talaria.reproduce.experiments import Experiment, experiment
 from talaria.reproduce.measures import Values, of_components, of_run
-from talaria.reproduce.targets import ComponentSource
+from talaria.reproduce.targets import ComponentSource, CurveSource
 from talaria.sim.run import RunPlan, simulate
 
 Residuals = npt.NDArray[np.float64]
@@ -32,12 +35,16 @@ class Found:
 
     values: dict[Experiment, list[Values]]
     scts_s: dict[Experiment, list[Array]]
+    curves: dict[str, Timing]
+    """Of the profile's models."""
     components: list[Values] = field(default_factory=list)
 
     def mean(self, target: Fitted) -> float | None:
         """The target's simulated mean over the draws that define it, in the published unit."""
         if isinstance(target.source, ComponentSource):
             return _mean(self.components, target.source.measure, target.scale)
+        if isinstance(target.source, CurveSource):
+            return self.curves[target.source.model].prefill_s(0, 0, target.source.lost_tokens)
         key = experiment(target.source)
         if target.source.versus is not None:
             pairs = zip(self.scts_s[key], self.scts_s[Experiment(key.scenario, target.source.versus)], strict=True)
@@ -68,7 +75,7 @@ class Trial:
         count = len(self._testbed.fitted) + len(self._testbed.orders)
         if self._plans is None:
             return np.full(count, IMPOSSIBLE), None
-        found = Found({key: [] for key in self._plans}, {key: [] for key in self._plans})
+        found = Found({key: [] for key in self._plans}, {key: [] for key in self._plans}, self._curves())
         residuals = np.full(count, IMPOSSIBLE)
         for draws, seed in enumerate(seeds, 1):
             try:
@@ -84,6 +91,10 @@ class Trial:
             if stop is not None and stop(draws, loss(residuals)):
                 break
         return residuals, found
+
+    def _curves(self) -> dict[str, Timing]:
+        profile = resolve(ProfileFile.model_validate(self._draft.profile))
+        return {name: profile.timing(name) for name in profile.models}
 
     def _misses(self, found: Found) -> Iterator[float]:
         for target in self._testbed.fitted:

@@ -26,9 +26,7 @@ Say = Callable[[str], None]
 def search(testbed: Testbed, draft: Draft, trials: int, say: Say) -> dict[str, float]:
     """The best values of ``trials`` by TPE and then as many by CMA-ES that start from it."""
     first = {parameter.name: parameter.start for parameter in testbed.parameters}
-    best = _study(
-        testbed, draft, optuna.samplers.TPESampler(seed=SEED, multivariate=True, n_startup_trials=3 * len(first)), trials, first, say
-    )
+    best = _study(testbed, draft, optuna.samplers.TPESampler(seed=SEED, multivariate=True, n_startup_trials=len(first)), trials, first, say)
     sampler = optuna.samplers.CmaEsSampler(seed=SEED)
     return _study(testbed, draft, sampler, trials, best, say, around=NEAR)
 

@@ -11,7 +11,9 @@ from studies.calibrate.parameters import Parameter
 from talaria.profiles.load import DATA, read_json
 from talaria.reproduce import targets
 from talaria.reproduce.experiments import Experiment, experiment
-from talaria.reproduce.targets import ComponentSource, RunSource
+from talaria.reproduce.targets import ComponentSource, CurveSource, RunSource
+
+Source = RunSource | ComponentSource | CurveSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Fitted:
 
     name: str
     published: float
-    source: RunSource | ComponentSource
+    source: Source
     error_at_one: float
     weight: float = 1.0
     absolute: bool = False
@@ -75,7 +77,7 @@ class Testbed:
         """Every run that a fitted number or an order needs, each once."""
         keys: dict[Experiment, None] = {}
         for target in self.fitted:
-            if isinstance(target.source, ComponentSource):
+            if not isinstance(target.source, RunSource):
                 continue
             keys[experiment(target.source)] = None
             if target.source.versus is not None:
@@ -100,7 +102,7 @@ def _of_groups(
     groups: tuple[str, ...], errors: Mapping[str, float], weights: Mapping[str, float], absolute: Mapping[str, float]
 ) -> Iterator[Fitted]:
     for group, target in targets.load().targets():
-        if group.name not in groups or not isinstance(target.by, RunSource | ComponentSource) or not isinstance(target.value, int | float):
+        if group.name not in groups or not isinstance(target.by, Source) or not isinstance(target.value, int | float):
             continue
         size = _longest(absolute, target.at)
         yield Fitted(

@@ -100,17 +100,18 @@ def round_order(view: EngineView, knobs: Knobs, *, continuing: bool) -> list[str
     return [name for name in names[first:] + names[:first] if name in wanted]
 
 
-def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0) -> RoundPlan:
+def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: float = 0.0, last_other_s: float = 0.0) -> RoundPlan:
     """Predict the round over ``order`` (Eq. 3), give it its protected steps (Eq. 4) and check it (Eq. 5).
 
-    An overrun of the previous round shortens this one. Where protected decode and switches alone are longer than that, or a
-    decode step is slower than T_TPOT, the plan is marked infeasible: the shortfall is reported, not hidden.
+    An overrun of the previous round shortens this one. ``last_other_s`` is what the round that has just ended lasted beside decode; 0
+    if the instance has been idle since. Where protected decode and switches alone are longer than the round may be, or a decode step is
+    slower than T_TPOT, the plan is marked infeasible: the shortfall is reported, not hidden.
     """
     bound_s = knobs.gamma * knobs.t_ttft_s
     length_s = max(bound_s - overrun_s, _MIN_SHARE * bound_s)
     switches_s = _switches_s(view, order)
     queued_s = {name: queued_work_s(view.models[name]) for name in order}
-    steps = _round_steps(view, order, math.fsum(switches_s), queued_s, knobs)
+    steps = _round_steps(view, order, math.fsum(switches_s), queued_s, knobs, last_other_s)
     protected_s = switch_total_s = predicted_s = 0.0
     infeasible = False
     slots = []
@@ -128,11 +129,14 @@ def plan_round(view: EngineView, order: Sequence[str], knobs: Knobs, overrun_s: 
     return RoundPlan(tuple(slots), bound_s, length_s, predicted_s, infeasible)
 
 
-def _round_steps(view: EngineView, order: Sequence[str], switches_s: float, queued_s: Mapping[str, float], knobs: Knobs) -> int:
+def _round_steps(
+    view: EngineView, order: Sequence[str], switches_s: float, queued_s: Mapping[str, float], knobs: Knobs, last_other_s: float = 0.0
+) -> int:  # fmt: skip
     """d_m for the round that it makes itself: R = U + d_m·Σ t_D and d_m = ceil(R / T_TPOT) together (Eq. 3, 4).
 
-    Beyond γ·T_TTFT decode does not stretch a round further, and of a queue counts no more than such a round could hold. A single
-    model keeps nobody waiting: its round may be as long as the bound.
+    Prefill that arrives while the round runs is unknown at its start; the last round tells what that comes to, so U is at least as
+    long. Beyond γ·T_TTFT decode does not stretch a round further, and of a queue counts no more than such a round could hold. A
+    single model keeps nobody waiting: its round may be as long as the bound.
     """
     bound_s, t_tpot_s = knobs.gamma * knobs.t_ttft_s, knobs.t_tpot_s
     if len(order) < 2:
@@ -143,6 +147,7 @@ def _round_steps(view: EngineView, order: Sequence[str], switches_s: float, queu
         if has_work(model):
             other_s += min(queued_s[name], bound_s)
             share += step_s(model) / t_tpot_s
+    other_s = max(other_s, min(last_other_s, switches_s + len(order) * bound_s))
     round_s = other_s + share * bound_s
     if share < 1.0:
         round_s = min(round_s, other_s / (1.0 - share))

@@ -10,6 +10,7 @@ not zero, while a call is still in flight, since its session comes back when it 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from talaria.policy.batches import EMPTY, choose, fair_order, is_sp_eligible
@@ -77,6 +78,8 @@ class SlotScheduler:
         self._slot: Slot | None = None
         self._staged_for: str | None = None
         self._rounds = 0
+        self._last_other_s = self._last_ended_s = 0.0
+        """How long the last round lasted beside decode, and when it ended."""
         self._overrun_s = 0.0
         self._arrived_round: dict[int, int] = {}
         self._promised_until_s = 0.0
@@ -177,7 +180,8 @@ class SlotScheduler:
         order = [name for name in order if not self._switching.sits_out(name, now_s)]
         if not any(has_work(view.models[name]) for name in order):
             return None
-        self._round = _Round(plan_round(view, order, self._knobs, self._overrun_s), now_s)
+        last_other_s = self._last_other_s if self._last_ended_s == now_s else 0.0
+        self._round = _Round(plan_round(view, order, self._knobs, self._overrun_s, last_other_s), now_s)
         self._overrun_s = 0.0
         self._rounds += 1
         return self._round
@@ -220,6 +224,7 @@ class SlotScheduler:
             return
         plan, wall_s = round_.plan, now_s - round_.started_s
         self._stalled = wall_s == 0.0 and not any(slot.p_admitted for slot in round_.closed)
+        self._last_other_s, self._last_ended_s = wall_s - math.fsum([slot.decode_s for slot in round_.closed]), now_s
         self._overrun_s = max(0.0, wall_s - plan.bound_s)
         at_risk = plan.infeasible or max(wall_s, plan.predicted_s) > plan.bound_s + _EPS_S
         summary = RoundSummary(

@@ -98,6 +98,13 @@ def test_protected_decode_follows_the_round_that_it_makes_up_to_the_bound() -> N
     assert crowded.slots[0].protected_steps == math.ceil((6.0 + 0.8 + BOUND_S * 4 * 0.02 / KNOBS.t_tpot_s) / KNOBS.t_tpot_s)
 
 
+def test_protected_decode_expects_as_much_prefill_as_the_last_round_had() -> None:
+    def steps(last_other_s: float) -> int:
+        return plan_round(busy_view("a", "b"), ["a", "b"], KNOBS, 0.0, last_other_s).slots[0].protected_steps
+
+    assert steps(0.0) == steps(2.0) < steps(5.0) < steps(20.0) == steps(1000.0)  # one switch, and of each model no more than the bound
+
+
 def test_a_model_alone_keeps_nobody_waiting() -> None:
     assert plan_round(busy_view("a"), ["a"], KNOBS).slots[0].protected_steps == STEPS
 

@@ -107,4 +107,4 @@ def test_the_open_round_keeps_its_plan_and_the_next_one_has_the_new_targets() ->
     made.run(60.0)
     steps = [[slot.d_steps for slot in summary.slots] for summary in made.rounds]
     shorter_s = 0.5 * builders.BOUND_S * 2 * 0.02 / made.knobs.t_tpot_s  # of the round: what both models decode of it
-    assert len(set(steps[1])) == len(set(steps[2])) == 1 and steps[1][0] - steps[2][0] >= shorter_s / made.knobs.t_tpot_s
+    assert len(set(steps[1])) == len(set(steps[2])) == 1 and steps[1][0] - steps[2][0] > 0.9 * shorter_s / made.knobs.t_tpot_s
