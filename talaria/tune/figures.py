@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from talaria.report.style import INK, MUTED, SERIES, panels, styled
 from talaria.tune.goals import Objective
 from talaria.tune.report import unit
+from talaria.tune.space import Dimension
 from talaria.tune.task import Task
 from talaria.tune.validate import candidates, front
 
@@ -50,6 +51,9 @@ def pictures(
     better = "lower" if goal.direction == "minimize" else "higher"
     caption = f"Every complete trial by knob, means over draws and scenarios; {better} is better."
     found["knobs"] = ("Knobs", caption, knob_tradeoff(task, trials, best, default, weights))
+    if len(task.space) > 1:
+        caption = f"The two knobs that matter most; darker is better in {goal.name}. Complete trials and those stopped early."
+        found["map"] = ("Map", caption, knob_map(task, trials, best, default, weights))
     caption = "Trials in their order, and the best so far. Crosses were stopped early by the draws that they had seen."
     found["search"] = ("Search", caption, course(goal, trials))
     if weights:
@@ -78,7 +82,7 @@ def knob_tradeoff(
     task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
 ) -> Any:
     """One panel a knob: its value against the first objective."""
-    space = sorted(task.space, key=lambda item: -(weights or {}).get(item.name, 0.0))[:PANELS]
+    space = _by_weight(task.space, weights)[:PANELS]
     figure, axes_of = panels(len(space))
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and math.isfinite(trial.values[0])]
     for axes, item in zip(axes_of, space, strict=True):
@@ -89,9 +93,34 @@ def knob_tradeoff(
         _mark_both(axes, *((_shown(trial.params[item.name]), trial.values[0]) for trial in (default, best)))
         if item.log:
             axes.set_xscale("log")
-        axes.set(xlabel=f"{item.name}, {item.unit}" if item.unit else item.name)
+        axes.set(xlabel=_axis(item))
     axes_of[0].set(ylabel=_label(task.objectives[0].name), title="What each knob trades")
     axes_of[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@styled
+def knob_map(
+    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
+) -> Any:
+    """Where in the plane of two knobs the good trials lie."""
+    figure, (axes,) = panels()
+    y, x = _by_weight(task.space, weights)[:2]
+    shown = sorted((trial for trial in trials if trial.values and math.isfinite(trial.values[0])), key=lambda trial: -trial.values[0])
+    worst = _quantile([trial.values[0] for trial in shown], 0.9 if task.objectives[0].direction == "minimize" else 0.1)
+    lower = task.objectives[0].direction == "minimize"
+    points = axes.scatter(
+        [_shown(trial.params[x.name]) for trial in shown], [_shown(trial.params[y.name]) for trial in shown],
+        c=[min(trial.values[0], worst) if lower else max(trial.values[0], worst) for trial in shown],
+        cmap="Blues_r" if lower else "Blues", s=46, edgecolors=MUTED, linewidths=0.4,
+    )  # fmt: skip
+    _mark_both(axes, *((_shown(trial.params[x.name]), _shown(trial.params[y.name])) for trial in (default, best)))
+    for item, set_scale in ((x, axes.set_xscale), (y, axes.set_yscale)):
+        if item.log:
+            set_scale("log")
+    axes.set(title="Map", xlabel=_axis(x), ylabel=_axis(y))
+    figure.colorbar(points, ax=axes, label=_label(task.objectives[0].name))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     return figure
 
 
@@ -103,7 +132,8 @@ def course(goal: Objective, trials: Sequence[FrozenTrial]) -> Any:
     shown = [trial for trial in trials if trial.values and math.isfinite(trial.values[0])]
     complete = [trial for trial in shown if trial.state == TrialState.COMPLETE]
     stopped = [trial for trial in shown if trial.state == TrialState.PRUNED]
-    axes.plot([trial.number for trial in stopped], [trial.values[0] for trial in stopped], "x", color=MUTED, label="stopped early")
+    if stopped:
+        axes.plot([trial.number for trial in stopped], [trial.values[0] for trial in stopped], "x", color=MUTED, label="stopped early")
     axes.plot([trial.number for trial in complete], [trial.values[0] for trial in complete], "o", color=SERIES[0], alpha=0.5, markersize=4)
     best = [pick(trial.values[0] for trial in complete[: count + 1]) for count in range(len(complete))]
     axes.step([trial.number for trial in complete], best, where="post", color=SERIES[1], label="best so far")
@@ -127,7 +157,22 @@ def importance(weights: Mapping[str, float]) -> Any:
     return figure
 
 
-def _mark_both(axes: Any, default: tuple[Any, float], best: tuple[Any, float]) -> None:
+def _by_weight(space: Sequence[Dimension], weights: Mapping[str, float] | None) -> list[Dimension]:
+    """The most important first."""
+    return sorted(space, key=lambda item: -(weights or {}).get(item.name, 0.0))
+
+
+def _axis(item: Dimension) -> str:
+    return f"{item.name}, {item.unit}" if item.unit else item.name
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    """Beyond it one shade serves: a few very bad trials would make all others look alike."""
+    ordered = sorted(values)
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+
+
+def _mark_both(axes: Any, default: tuple[Any, Any], best: tuple[Any, Any]) -> None:
     axes.plot([default[0]], [default[1]], "s", color=SERIES[1], markersize=8, markeredgecolor="white", label="defaults", zorder=5)
     axes.plot([best[0]], [best[1]], "*", color=SERIES[2], markersize=14, markeredgecolor="white", label="policy", zorder=6)
 

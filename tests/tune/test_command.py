@@ -46,7 +46,7 @@ def test_a_study_leaves_a_policy_a_page_and_figures(capsys: pytest.CaptureFixtur
     assert printed["schema"] == "talaria.tune/1" and printed["trials"]["finished"] == 12
     assert json.loads(Path("out/tune.json").read_text()) == printed
     assert {path.name for path in Path("out").iterdir()} == {
-        "policy.yaml", "report.html", "tune.json", "study.db", "knobs.png", "search.png", "importance.png",
+        "policy.yaml", "report.html", "tune.json", "study.db", "knobs.png", "map.png", "search.png", "importance.png",
     }  # fmt: skip
     page = Path("out/report.html").read_text()
     assert "Gain on new draws" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
