@@ -93,6 +93,7 @@ def knob_tradeoff(
         _mark_both(axes, *((_shown(trial.params[item.name]), trial.values[0]) for trial in (default, best)))
         if item.log:
             axes.set_xscale("log")
+            _plain(axes.xaxis)
         axes.set(xlabel=_axis(item))
     axes_of[0].set(ylabel=_label(task.objectives[0].name), title="What each knob trades")
     axes_of[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -115,9 +116,10 @@ def knob_map(
         cmap="Blues_r" if lower else "Blues", s=46, edgecolors=MUTED, linewidths=0.4,
     )  # fmt: skip
     _mark_both(axes, *((_shown(trial.params[x.name]), _shown(trial.params[y.name])) for trial in (default, best)))
-    for item, set_scale in ((x, axes.set_xscale), (y, axes.set_yscale)):
+    for item, set_scale, axis in ((x, axes.set_xscale, axes.xaxis), (y, axes.set_yscale, axes.yaxis)):
         if item.log:
             set_scale("log")
+            _plain(axis)
     axes.set(title="Map", xlabel=_axis(x), ylabel=_axis(y))
     figure.colorbar(points, ax=axes, label=_label(task.objectives[0].name))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
@@ -164,6 +166,12 @@ def _by_weight(space: Sequence[Dimension], weights: Mapping[str, float] | None) 
 
 def _axis(item: Dimension) -> str:
     return f"{item.name}, {item.unit}" if item.unit else item.name
+
+
+def _plain(axis: Any) -> None:
+    """Ticks of a logarithmic axis as plain numbers."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("{x:g}")
 
 
 def _quantile(values: Sequence[float], part: float) -> float:

@@ -69,12 +69,13 @@ class Search:
                 if len(finished(trials)) >= self.studied.total:
                     return
                 beats.retry_dead(trials)
-                batch = self._ask(beats)
-                if not batch:
-                    time.sleep(POLL_S)
-                    continue
+                batch: list[Running] = []
                 try:
+                    with deferred():
+                        self._ask(batch, beats)
                     self._run_batch(batch, pool)
+                    if not batch:
+                        time.sleep(POLL_S)
                 except BaseException:
                     with deferred():
                         self._give_back(batch)
@@ -83,15 +84,13 @@ class Search:
                     for item in batch:
                         beats.stop(item.trial)
 
-    def _ask(self, beats: Beats) -> list[Running]:
-        batch: list[Running] = []
+    def _ask(self, batch: list[Running], beats: Beats) -> None:
         while len(batch) < BATCH:
             trial = self.studied.ask()
             if trial is None:
                 break
             beats.start(trial)
             batch.append(Running(trial))
-        return batch
 
     def _give_back(self, batch: Sequence[Running]) -> None:
         """What is still running here is somebody else's to run."""

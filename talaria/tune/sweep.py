@@ -122,49 +122,52 @@ class Sweep:
                 if len(self._done()) >= len(self.cases) or not _is_alive(trials, len(self.cases)):
                     return True
                 beats.retry_dead(trials)
-                batch = self._ask(beats)
-                if batch and not self._run_batch(batch, pool, advance):
-                    return False
-                for trial in batch.values():
-                    beats.stop(trial)
-                if not batch:
-                    time.sleep(POLL_S)
+                batch: dict[int, Trial] = {}
+                try:
+                    with deferred():
+                        self._ask(batch, beats)
+                    if batch and not self._run_batch(batch, pool, advance):
+                        return False
+                    if not batch:
+                        time.sleep(POLL_S)
+                finally:
+                    with deferred():
+                        self._give_back(batch)
+                    for trial in batch.values():
+                        beats.stop(trial)
 
-    def _ask(self, beats: Beats) -> dict[int, Trial]:
-        batch: dict[int, Trial] = {}
+    def _ask(self, batch: dict[int, Trial], beats: Beats) -> None:
         while len(batch) < BATCH:
             trial = self.studied.ask()
             if trial is None:
                 break
             beats.start(trial)
             batch[trial.user_attrs[PLANNED]] = trial
-        return batch
+
+    def _give_back(self, batch: Mapping[int, Trial]) -> None:
+        """What is still running here is somebody else's to run."""
+        numbers = {trial.number for trial in batch.values()}
+        for trial in self.studied.trials():
+            if trial.number in numbers and trial.state == TrialState.RUNNING:
+                give_back(self.studied.study, trial)
 
     def _run_batch(self, batch: Mapping[int, Trial], pool: Pool, advance: Callable[[], None]) -> bool:
-        left = {self.cases[number].label: trial for number, trial in sorted(batch.items())}
-        chosen = [self.cases[number] for number in sorted(batch)]
-        whole = True
-        try:
-            with Batch(chosen, self.seeds, by_seed=False, **self._files) as runs:
-                with closing(runs.run(pool)) as outcomes:
-                    try:
-                        for outcome in outcomes:
-                            label = outcome.job.case.label
-                            advance()
-                            if len(runs.results[label]) == len(self.seeds):
-                                with deferred():
-                                    self._finish_point(left.pop(label), [result.metrics for result in runs.results[label]])
-                    except KeyboardInterrupt:
-                        whole = False
-                with deferred():
-                    self.warnings.update(runs.warnings)
-                    runs.finish(peak_rss_mib=0.0)
-        finally:
+        trials = {self.cases[number].label: trial for number, trial in sorted(batch.items())}
+        with Batch([self.cases[number] for number in sorted(batch)], self.seeds, by_seed=False, **self._files) as runs:
+            whole = True
+            with closing(runs.run(pool)) as outcomes:
+                try:
+                    for outcome in outcomes:
+                        label = outcome.job.case.label
+                        advance()
+                        if len(runs.results[label]) == len(self.seeds):
+                            with deferred():
+                                self._finish_point(trials[label], [result.metrics for result in runs.results[label]])
+                except KeyboardInterrupt:
+                    whole = False
             with deferred():
-                running = {trial.number for trial in left.values()}
-                for trial in self.studied.trials():
-                    if trial.number in running and trial.state == TrialState.RUNNING:
-                        give_back(self.studied.study, trial)
+                self.warnings.update(runs.warnings)
+                runs.finish(peak_rss_mib=0.0)
         return whole
 
     def _finish_point(self, trial: Trial, per_seed: Sequence[Mapping[str, float | None]]) -> None:
