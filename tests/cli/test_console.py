@@ -53,6 +53,16 @@ def test_a_late_bar_counts_what_was_done_before_and_after_it_appeared(monkeypatc
     assert "simulating" in terminal.text and "2/3" in terminal.text
 
 
+def test_a_bar_says_what_it_is_told_and_how_many_others_have_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    bar = console.LateBar("tuning", 9)
+    bar.advance("tuning · best 5", 4)
+    bar.show()
+    bar.advance("tuning · best 3", 7)
+    bar.close()
+    assert "best 3" in terminal.text and "7/9" in terminal.text
+
+
 def test_a_bar_whose_time_comes_after_the_end_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     bar = console.LateBar("simulating", 1)

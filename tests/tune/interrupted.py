@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -22,5 +23,6 @@ def replayed(replay: Replay) -> Measured:
     return measure(replay)
 
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have left it ignored
 search.measure = replayed  # type: ignore[attr-defined]
 main(sys.argv[1:])

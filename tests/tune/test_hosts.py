@@ -70,21 +70,6 @@ def started(*command: str, **keywords: Any) -> Iterator[subprocess.Popen[str]]:
         process.wait(timeout=LONG_S)
 
 
-@contextmanager
-def answering(port: int, *command: str, **keywords: Any) -> Iterator[None]:
-    """A server on ``port``; if that was taken in the meantime it ends, and the test says so."""
-    with started(*command, **keywords) as server:
-
-        def answers() -> bool:
-            assert server.poll() is None, f"{command[0]} ended with {server.returncode}"
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return True
-            return False
-
-        wait_until(answers, command[0])
-        yield
-
-
 @pytest.fixture
 def postgresql() -> Iterator[str]:
     """The URL of an empty database on a server of its own."""
@@ -96,14 +81,14 @@ def postgresql() -> Iterator[str]:
     if os.geteuid() == 0:  # the server refuses to run as root; its package makes the user
         owner = {"user": "postgres", "group": "postgres"}
         shutil.chown(place, "postgres", "postgres")
-    data, port = str(place / "data"), free_port()
+    data, url = str(place / "data"), f"postgresql://talaria@/postgres?host={place}"
     try:
         made = [initdb, "-D", data, "-A", "trust", "-U", "talaria", "--no-sync"]
         subprocess.run(made, check=True, capture_output=True, timeout=LONG_S, cwd="/", **owner)
-        settings = ["-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={place}", "-p", str(port)]
-        with answering(port, postgres, "-D", data, *settings, stderr=subprocess.DEVNULL, **owner):
-            url = f"postgresql://talaria@127.0.0.1:{port}/postgres"
-            wait_until(lambda: accepts(url), "PostgreSQL's start")
+        settings = ["-c", "fsync=off", "-c", "listen_addresses=", "-c", f"unix_socket_directories={place}"]
+        with started(postgres, "-D", data, *settings, stderr=subprocess.DEVNULL, **owner) as server:
+            wait_until(lambda: server.poll() is not None or accepts(url), "PostgreSQL's start")
+            assert server.poll() is None, f"PostgreSQL ended with {server.returncode}"
             yield url
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -120,10 +105,21 @@ def accepts(url: str) -> bool:
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[str]:
     """The URL of a gRPC proxy in front of an SQLite file."""
-    port = free_port()
-    server = [sys.executable, "-W", "ignore", "-c", PROXY, f"sqlite:///{tmp_path}/behind.db", str(port)]
-    with answering(port, *server, stderr=subprocess.DEVNULL):
-        yield f"grpc://127.0.0.1:{port}"
+    for _ in range(5):  # the port may be taken between its choice and its use
+        port = free_port()
+        server = [sys.executable, "-W", "ignore", "-c", PROXY, f"sqlite:///{tmp_path}/behind.db", str(port)]
+        with started(*server, stderr=subprocess.DEVNULL) as process:
+            wait_until(lambda ended=process.poll, to=port: ended() is not None or answers(to), "the proxy's start")
+            if process.poll() is None:
+                yield f"grpc://127.0.0.1:{port}"
+                return
+    pytest.fail("the proxy did not start")
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 @pytest.fixture(params=["postgresql", "proxy", "journal", "sqlite"])

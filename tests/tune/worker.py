@@ -17,7 +17,7 @@ from talaria.tune.storage import opened
 from talaria.tune.task import Measured, Replay, measure
 from tests.tune.small import small_task
 
-PULSE = Pulse(every_s=0.2, grace_s=4.0)
+PULSE = Pulse(every_s=0.2, grace_s=8.0)
 
 
 def stands_still(mark: str) -> None:
