@@ -50,6 +50,7 @@ class Search:
         design = Design(
             name,
             {"kind": "tune", "sampler": sampler, "seed": seed, **task.document()},
+            [item.name for item in task.objectives],
             [item.direction for item in task.objectives],
             {item.name: item.distribution() for item in task.space},
             [task.defaults],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -40,10 +41,12 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """``identity`` says what is tuned, as JSON; ``planned``: parameters of the trials that are queued from the start."""
+    """``identity`` says what is tuned, as JSON; ``metrics`` names the objectives; ``planned``: parameters of the trials that are queued
+    from the start."""
 
     name: str
     identity: Mapping[str, Any]
+    metrics: Sequence[str]
     directions: Sequence[Literal["minimize", "maximize"]]
     distributions: Mapping[str, BaseDistribution]
     planned: Sequence[Mapping[str, Any]]
@@ -120,6 +123,9 @@ def _open(design: Design, storage: BaseStorage, sampler: BaseSampler, pruner: Ba
         study = optuna.create_study(
             storage=storage, study_name=design.name, directions=list(design.directions), sampler=sampler, pruner=pruner
         )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls it experimental
+            study.set_metric_names(list(design.metrics))
         study.set_user_attr(KEY, identity)
     except DuplicatedStudyError:
         study = optuna.load_study(storage=storage, study_name=design.name, sampler=sampler, pruner=pruner)

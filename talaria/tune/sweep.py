@@ -102,7 +102,7 @@ class Sweep:
         fixed = {knob: value for knob, value in as_dict(first.knobs).items() if knob not in swept}
         identity = {"kind": "sweep", "knobs": swept, "set": fixed, "seeds": list(seeds), **origin([first])}
         design = Design(
-            name or f"sweep-{'-'.join(axis.knob for axis in axes)}-{_short_hash(identity)}", identity, ["minimize"],
+            name or f"sweep-{'-'.join(axis.knob for axis in axes)}-{_short_hash(identity)}", identity, [VALUE], ["minimize"],
             {axis.knob: _distribution(axis) for axis in axes}, points,
         )  # fmt: skip
         self.studied = Studied(design, storage, len(points), sampler=Planned(points[0]), pruner=NopPruner())
