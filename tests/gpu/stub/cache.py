@@ -16,6 +16,8 @@ import zmq.asyncio
 from tests.gpu.stub.text import TOKEN_BYTES
 
 KEPT_BATCHES = 10_000
+PUBLISH_S = 0.001
+"""After the first of a batch."""
 
 
 def event_hash(digest: bytes) -> int:
@@ -44,7 +46,7 @@ class Publisher:
         """Soon, in order: no token waits for it."""
         if self._socket is not None and events:
             if not self._unsent:
-                asyncio.get_running_loop().call_later(0.0, self._send)
+                asyncio.get_running_loop().call_later(PUBLISH_S, self._send)
             self._unsent += events
 
     def _send(self) -> None:

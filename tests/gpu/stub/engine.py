@@ -96,6 +96,10 @@ class Engine:
 
     # --- segments -----------------------------------------------------------------------------------------------------
 
+    def prepare(self, run: Run) -> None:
+        """What can be done before there is a segment."""
+        self.cache.extend(run.pages, run.prompt)
+
     def segment(self, run: Run, tokens: int, told: Callable[[bool], None]) -> None:
         """Run at most ``tokens`` more tokens, as soon as there is room."""
         self.running[run.id] = run

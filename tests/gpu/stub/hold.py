@@ -36,6 +36,8 @@ class Hold:
         self._engine = engine
         self._transport: asyncio.Transport | None = None
         self._unsent = bytearray()
+        self._fresh: list[Run] = []
+        """Calls to be prepared while the agent hears of them."""
         self._calls: dict[str, _Call] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -55,6 +57,7 @@ class Hold:
         """Wait for grants. Raises CallError without an agent."""
         self._say(Held(run.id, run.prompt, run.limit))
         self._calls[run.id] = _Call(run, show)
+        self._fresh.append(run)
 
     def end(self, run: Run, error: CallError | None) -> None:
         """The call ends before its time, with ``error`` or because its client is gone."""
@@ -121,6 +124,13 @@ class Hold:
         if self._transport is not None:
             self._transport.write(bytes(self._unsent))
         self._unsent.clear()
+        if self._fresh:
+            self._loop.call_soon(self._prepare)  # after the write itself, which ends this turn
+
+    def _prepare(self) -> None:
+        for run in self._fresh:
+            self._engine.prepare(run)
+        self._fresh.clear()
 
 
 class _Connection(asyncio.Protocol):
