@@ -87,15 +87,18 @@ def _of_turns(tools: Any, system: list[Any], turns: Iterable[Any]) -> Conversati
     parts: list[bytes] = []
     for item in system:
         length += _content(item, parts)
-    digest, root = _hash(seed, *parts), _hash(b"root", *parts)
+    said = _hash(b"", *parts)  # much of the whole as a rule: read once
+    digest, root = _hash(seed, said), _hash(b"root", said)
     in_root = True
     for turn in turns:
         parts = []
         output, characters = _item(turn, parts)
-        digest = _hash(digest, *parts)
         in_root = in_root and not output
         if in_root:
-            root = _hash(root, *parts)
+            said = _hash(b"", *parts)
+            digest, root = _hash(digest, said), _hash(root, said)
+        else:
+            digest = _hash(digest, *parts)
         length += characters
         made.hashes.append(digest)
         made.characters.append(length)
