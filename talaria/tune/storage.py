@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 IN_MEMORY, JOURNAL, GRPC = "memory:", "journal:", "grpc://"
 FORMS = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, another SQLAlchemy URL, journal:FILE, grpc://HOST:PORT"
+INSTALL = "in a checkout: pip install '.[tune]' for PostgreSQL and gRPC; other drivers by their own name"
 CONNECT_S = 10
 LOCKED_S = 120
 """How long a process waits for others that write to the same SQLite file."""
@@ -64,7 +65,8 @@ def opened(url: str, *, where: str = "--storage") -> Iterator[BaseStorage]:
         except Exception as error:  # each driver has errors of its own
             if not _is_refusal(error):
                 raise
-            raise InputError(f"cannot be used: {_reason(error)}", where=f"{where} {redacted(url)}", allowed=FORMS) from None
+            fix = INSTALL if isinstance(error, ImportError) else ""
+            raise InputError(f"cannot be used: {_reason(error)}", where=f"{where} {redacted(url)}", allowed=FORMS, fix=fix) from None
         try:
             yield storage
         except Exception as error:

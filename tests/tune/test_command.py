@@ -124,6 +124,7 @@ BAD = [
     (["--storage", "sqlite:///small.yaml"], "file is not a database"),
     (["--storage", "journal:small.yaml"], "is no journal of Optuna's"),
     (["--storage", "postgresql://me:secret@127.0.0.1:1/db"], "postgresql://me:***@127.0.0.1:1/db: cannot be used: connection"),
+    (["--storage", "oracle://host/db"], "pip install '.[tune]'"),
     (["--storage", "nosuch://host/db"], "nosuch://host/db: cannot be used"),
     (["--storage", "grpc://host"], "'host' is no address"),
     (["--study", "theirs", "--storage", "sqlite:///kept.db"], "study theirs: is no study of talaria's"),
