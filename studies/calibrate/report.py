@@ -21,13 +21,14 @@ def document(testbed: Testbed, draft: Draft, values: dict[str, float]) -> dict[s
     residuals, found = Trial(testbed, draft, values).residuals(testbed.polish_seeds)
     if found is None:
         raise SystemExit("no run is possible with these values")
-    base = loss(residuals)
+    few, found_of_few = Trial(testbed, draft, values).residuals(testbed.search_seeds)
+    assert found_of_few is not None
     return {
         "testbed": testbed.name,
         "version": __version__,
         "seeds": {"search": [*testbed.search_seeds], "polish": [*testbed.polish_seeds]},
-        "loss": round(base, 3),
-        "parameters": [_parameter(testbed, draft, values, parameter, base, found) for parameter in testbed.parameters],
+        "loss": round(loss(residuals), 3),
+        "parameters": [_parameter(testbed, draft, values, parameter, loss(few), found_of_few) for parameter in testbed.parameters],
         "residuals": [_residual(target, found) for target in testbed.fitted],
     }
 
@@ -35,12 +36,12 @@ def document(testbed: Testbed, draft: Draft, values: dict[str, float]) -> dict[s
 def _parameter(
     testbed: Testbed, draft: Draft, values: dict[str, float], parameter: Parameter, base: float, found: Found
 ) -> dict[str, Any]:  # fmt: skip
-    """One parameter, and what becomes of loss and fitted numbers if it is a quarter smaller or larger (within its bounds)."""
+    """One parameter, and what becomes of loss and fitted numbers if it is a quarter smaller or larger (within its bounds); search draws."""
     value = values[parameter.name]
     moved = {}
     for sign in (-1, 1):
         at = parameter.clip(value * (1 + sign * CHANGE))
-        residuals, other = Trial(testbed, draft, {**values, parameter.name: at}).residuals(testbed.polish_seeds)
+        residuals, other = Trial(testbed, draft, {**values, parameter.name: at}).residuals(testbed.search_seeds)
         entry: dict[str, Any] = {"at": at, "loss_change": round(loss(residuals) - base, 3)}
         if other is not None:
             entry["moves"] = _moves(testbed, found, other)

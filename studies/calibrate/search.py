@@ -16,7 +16,7 @@ from studies.calibrate.parameters import Point, values_at
 from studies.calibrate.testbed import Testbed
 
 SEED = 0
-NEAR = 0.25
+NEAR = 0.1
 """How far from the best of the first search the second one looks, as a share of the distance between bounds."""
 POLISH_STEP = 0.03
 """Of the distance between bounds: the finite difference that still stands out of the noise of discrete events."""
@@ -24,11 +24,12 @@ Say = Callable[[str], None]
 
 
 def search(testbed: Testbed, draft: Draft, trials: int, say: Say) -> dict[str, float]:
-    """The best values of ``trials`` by TPE and then as many by CMA-ES that start from it."""
+    """The best values of ``trials``: a quarter by TPE over all bounds, the rest by CMA-ES around its best."""
     first = {parameter.name: parameter.start for parameter in testbed.parameters}
-    best = _study(testbed, draft, optuna.samplers.TPESampler(seed=SEED, multivariate=True, n_startup_trials=len(first)), trials, first, say)
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=SEED, multivariate=True, n_startup_trials=len(first))
+    best = _study(testbed, draft, sampler, trials // 4, first, say)
     sampler = optuna.samplers.CmaEsSampler(seed=SEED)
-    return _study(testbed, draft, sampler, trials, best, say, around=NEAR)
+    return _study(testbed, draft, sampler, trials - trials // 4, best, say, around=NEAR)
 
 
 def _study(

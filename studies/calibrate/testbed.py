@@ -55,8 +55,8 @@ class Testbed:
     parameters: tuple[Parameter, ...]
     fitted: tuple[Fitted, ...]
     orders: tuple[Order, ...] = ()
-    search_seeds: range = range(0, 6)
-    polish_seeds: range = range(0, 12)
+    search_seeds: range = range(0, 4)
+    polish_seeds: range = range(0, 8)
 
     def draft(self, profile: dict[str, Any] | None = None) -> Draft:
         """The shipped documents, or those with another state of the profile."""
