@@ -20,11 +20,11 @@ TAUS = (0.0, 5.0)
 
 @cache
 def opens_and_hits(charge: float) -> list[tuple[float, float]]:
-    """(model opens, residency hits) at each τ, means over seeds."""
+    """(model opens, residency hits) at each τ, means over seeds; at ν = 20 s, so that leased demand alone opens no replica (Eq. 2)."""
     loaded = scenario.load("paper-tp4-tau")
     rows = []
     for tau in TAUS:
-        swept = plan(loaded, config.get("talaria"), knobs={"tau": tau, "lease_charge": charge})
+        swept = plan(loaded, config.get("talaria"), knobs={"tau": tau, "lease_charge": charge, "nu": 20})
         seen = [metrics(simulate(swept, seed)) for seed in range(8)]
         rows.append((float(np.mean([m["model_opens"] or 0.0 for m in seen])), float(np.mean([m["residency_hit"] or 0.0 for m in seen]))))
     return rows
@@ -32,12 +32,13 @@ def opens_and_hits(charge: float) -> list[tuple[float, float]]:
 
 def test_with_a_lease_charge_opens_rise_and_residency_falls_as_tau_grows() -> None:
     (opens, hits), (last_opens, last_hits) = opens_and_hits(1.0)
-    assert last_opens > opens and last_hits < hits
+    assert last_opens > opens + 8 and last_hits < hits - 8 / 120
 
 
 def test_without_a_charge_opens_do_not_rise_and_residency_does_not_fall() -> None:
+    """But for returns whose lease is honoured where their model has been closed meanwhile: 1.4 of 120 calls; with a charge it is 15."""
     (opens, hits), (last_opens, last_hits) = opens_and_hits(0.0)
-    assert last_opens <= opens and last_hits >= hits
+    assert last_opens <= opens + 4 and last_hits >= hits - 4 / 120
 
 
 def test_a_larger_charge_opens_more_at_the_same_tau() -> None:
