@@ -66,7 +66,6 @@ PARAMETERS = (
     _parameter("output_median", "tokens", (60, 72, 160), "agent traces: up to 150; only its product with T_TPOT shows", _outputs),
     _parameter("t_tpot", "s", (0.05, 0.18, 0.25), "open; 4 to 20 tokens a second", knob("t_tpot"), log=True),
     _parameter("gamma", "", (0.7, 0.95, 1.0), "the source asks for less than 1; published rounds last 8.2 and 8.8 of 10 s", knob("gamma")),
-    _parameter("linger", "s", (0.5, 1.5, 2.5), "open; the gap's p95 is 1.32 s", knob("linger")),
     _parameter("decode_base", "s", (0.003, 0.005, 0.009), "profile b200: 3 to 9 ms", models("decode_base_s"), log=True),
     _parameter(
         "prefill_factor", "", (0.7, 0.8, 4.0), "near the kernels alone, up to the published slope of recomputing", _prefill, log=True

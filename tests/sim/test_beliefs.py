@@ -37,10 +37,11 @@ class BeliefLog:
 
 
 def wrong_by(folder: Path, factor: float, *, alpha: float, log: Any = None) -> RunRecord:
-    """Long new prompts for two models, more than a round can hold; every belief starts as truth × ``factor``."""
-    work = [chain(f"s{number}", 1, model=(A, B)[number % 2], prompt=40_000, output=60, start_s=0.7 * number) for number in range(80)]
+    """Long new prompts for two models, more than a round can hold; every belief starts as truth × ``factor``. No staging slows them."""
+    work = [chain(f"s{number}", 1, model=(A, B)[number % 2], prompt=50_000, output=60, start_s=0.7 * number) for number in range(80)]
     error = {kind: factor for kind in ALL}
-    return simulate(world(folder, work, arrivals="trace", knobs={"ewma_alpha": alpha}, belief_error=error), 0, log=log)
+    planned = world(folder, work, config_name="h2d-only", arrivals="trace", knobs={"ewma_alpha": alpha}, belief_error=error)
+    return simulate(planned, 0, log=log)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.3])
@@ -89,7 +90,7 @@ def test_deadline_risk_moves_traffic_away(tmp_path: Path, monkeypatch: pytest.Mo
         return instance
 
     monkeypatch.setattr(run, "_build", slow_second)
-    work = [chain(f"s{number}", 1, prompt=40_000, output=60, start_s=2.0 * number) for number in range(80)]
+    work = [chain(f"s{number}", 1, prompt=50_000, output=60, start_s=1.5 * number) for number in range(80)]
     groups = ({"count": 2, "models": [A]},)
 
     def share_of_second() -> float:
