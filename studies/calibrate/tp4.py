@@ -1,8 +1,8 @@
 """The TP=4 testbed: the published placement at three loads under three routers, and the sweep of the lease timeout.
 
 The starts are what a dozen TPE searches found within these bounds, each over narrower ranges than the one before (draws 0 to 219), and
-they are what is shipped: the last search of ``fit`` found nothing better. A draw of 120 calls moves a time by a fifth, so that a fit
-over few draws follows them; ``again`` rebuilds sensitivities and residuals.
+they are what is shipped. A draw of 120 calls moves a time by a fifth, so that a fit over few draws follows them; ``again`` rebuilds
+sensitivities and residuals.
 """
 
 from __future__ import annotations
