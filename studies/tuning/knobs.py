@@ -1,0 +1,130 @@
+"""τ, γ and ν tuned per workload, each with the interval that is as good, and again with tools three times slower.
+
+A search of 20 trials tunes the three knobs together. Then each knob goes over its sweep's values while the others keep theirs: the
+interval holds the values whose SCT p95 is not significantly worse than the tuned one (paired over draws, 95 %).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import InMemoryStorage
+
+from studies.tuning.common import CHECKS, SPANS, measured, ratio, save, share, task, with_tools
+from talaria.policy.knobs import BY_NAME
+from talaria.report.files import write_atomically
+from talaria.report.style import SERIES, panels, styled
+from talaria.sim.parallel import Pool
+from talaria.sim.scenario import Scenario
+from talaria.tune.beats import Pulse
+from talaria.tune.search import Search
+from talaria.tune.task import Task, code_hash, scenario_hash
+from talaria.tune.validate import choose, validate
+
+TRIALS = 20
+KEPT = Path("talaria-out/studies")
+"""Rows that are done, for a run that is broken off."""
+SLOWER = (1.0, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``spans``: per knob the lowest and highest value that is as good as the tuned one."""
+
+    workload: str
+    slower: float
+    knobs: dict[str, float]
+    spans: dict[str, tuple[float, float]]
+    default_s: float
+    tuned_s: float
+    better: str
+
+
+def tuned(of: Task, pool: Pool) -> dict[str, Any]:
+    """The best knobs of a search."""
+    search = Search(of, InMemoryStorage(), "study", TRIALS, sampler="tpe", seed=0, pulse=Pulse())
+    search.run(pool, lambda finished: None)
+    return of.used(choose(of, search.studied.finished()).params)
+
+
+def as_good(of: Task, best: dict[str, Any], name: str, pool: Pool) -> tuple[float, float]:
+    """The stretch of the knob's values around ``best`` that are not significantly worse."""
+    (item,) = (item for item in of.space if item.name == name)
+    tried = sorted({*(value for value in BY_NAME[name].sweep if item.low <= value <= item.high), best[name]})
+    values = measured(of, [{**best, name: value} for value in tried], SPANS, pool)
+    base = values[tried.index(best[name])]
+    good = [(low := ratio(row, base).low) is None or low <= 0.0 for row in values]
+    first = last = tried.index(best[name])
+    while first > 0 and good[first - 1]:
+        first -= 1
+    while last + 1 < len(tried) and good[last + 1]:
+        last += 1
+    return tried[first], tried[last]
+
+
+def study(scenario: Scenario, slower: float, pool: Pool) -> Found:
+    """One row of the table."""
+    of = task(with_tools(scenario, slower))
+    best = tuned(of, pool)
+    spans = {item.name: as_good(of, best, item.name, pool) for item in of.space}
+    (gain,) = validate(of, best, CHECKS, pool).overall.values()
+    logs = (None if value is None else math.log1p(-value) + 0.0 for value in (gain.mean, gain.high, gain.low))
+    return Found(scenario.name, slower, best, spans, gain.default, gain.tuned, share(*logs))
+
+
+def kept(scenario: Scenario, slower: float, pool: Pool) -> Found:
+    """``study``, from an earlier run that was broken off where nothing that it rests on has changed since."""
+    key = f"{scenario_hash(with_tools(scenario, slower))}-{code_hash()}-{TRIALS}"
+    path = KEPT / f"{key}.json"
+    if path.exists():
+        row = json.loads(path.read_text(encoding="utf-8"))
+        return Found(**{**row, "spans": {name: tuple(span) for name, span in row["spans"].items()}})
+    found = study(scenario, slower, pool)
+    write_atomically(path, json.dumps(asdict(found)).encode())
+    print(f"{scenario.name} ×{slower:g}", file=sys.stderr)
+    return found
+
+
+@styled
+def figure(found: Sequence[Found]) -> Any:
+    """One panel a knob, one row a workload: the tuned value and the interval that is as good."""
+    names = list(dict.fromkeys(item.workload for item in found))
+    drawn, axes_of = panels(len(found[0].knobs), height_in=1.2 + 0.4 * len(names))
+    for axes, name in zip(axes_of, found[0].knobs, strict=True):
+        for item in found:
+            row = names.index(item.workload) + (0.17 if item.slower > 1 else -0.17)
+            colour = SERIES[1] if item.slower > 1 else SERIES[0]
+            axes.plot(item.spans[name], [row, row], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
+            axes.plot([item.knobs[name]], [row], "o", color=colour)
+        axes.set(xlabel=f"{name}, {BY_NAME[name].unit}" if BY_NAME[name].unit else name, ylim=(len(names) - 0.5, -0.5))
+        axes.set_yticks(range(len(names)), names if axes is axes_of[0] else [""] * len(names))
+    for slower, colour in zip(SLOWER, SERIES, strict=False):
+        axes_of[-1].plot([], [], "o", color=colour, label=f"tools ×{slower:g}")
+    axes_of[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes_of[0].set_title("Tuned, and as good")
+    return drawn
+
+
+def main(workloads: Sequence[Scenario], pool: Pool) -> None:
+    """Write ``results/knobs.md``."""
+    found = [kept(scenario, slower, pool) for scenario in workloads for slower in SLOWER]
+    rows = [
+        [
+            item.workload, f"×{item.slower:g}",
+            *(f"{item.knobs[name]:g} ({low:g} to {high:g})" for name, (low, high) in item.spans.items()),
+            f"{item.default_s:,.4g}", f"{item.tuned_s:,.4g}", item.better,
+        ]
+        for item in found
+    ]  # fmt: skip
+    notes = (
+        f"SCT p95 on {len(CHECKS)} draws that no search has seen; each knob with the values that are not significantly worse on "
+        f"{len(SPANS)} of them while the other two keep theirs, as far as its sweep goes. Change: against the defaults, paired, 95 %."
+    )
+    header = ["workload", "tools", "τ, s", "γ", "ν, s", "default, s", "tuned, s", "change"]
+    save("knobs", "Tuned τ, γ and ν", "python -m studies.tuning knobs TRACE...", header, rows, figure(found), notes)
