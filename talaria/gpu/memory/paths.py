@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from talaria.substrate.prefix import PrefixForest, Spans
 
 Digest = bytes
+_NAME_BYTES: Final = 8
+
+
+def name_of(digest: Digest) -> int:
+    """What KV events call a page (``kv.hashes``)."""
+    return int.from_bytes(digest[:_NAME_BYTES], "big", signed=True)
 
 
 class Found(NamedTuple):
@@ -22,9 +28,10 @@ class Paths:
 
     def __init__(self, forest: PrefixForest) -> None:
         self._forest = forest
-        self._places: dict[tuple[str, Digest], tuple[int, int]] = {}
-        """(model, digest) → node and page: equal digests mean equal paths."""
-        self._keys: dict[int, list[tuple[str, Digest]]] = {}
+        self._places: dict[tuple[str, int], tuple[int, int]] = {}
+        """(model, name of a page) → node and page. A name says which digest it may be, equal digests mean equal paths."""
+        self._digests: dict[int, tuple[str, int, list[Digest]]] = {}
+        """Node → its model, the page at which it begins, and its digests from there on."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -38,11 +45,10 @@ class Paths:
         node = place[0] if at and place is not None else forest.new_root()
         if at < len(chain):
             node = forest.extend(node, at, len(chain))
-            keys = self._keys.setdefault(node, [])
+            own = self._digests.setdefault(node, (model, at, []))[2]
             for page in range(at, len(chain)):
-                key = (model, chain[page])
-                keys.append(key)
-                self._places[key] = (node, page)
+                own.append(chain[page])
+                self._places[(model, name_of(chain[page]))] = (node, page)
             self._forget_dropped()
         return forest.spans(node, len(chain))
 
@@ -54,6 +60,14 @@ class Paths:
         last = next(place for digest in reversed(digests) if (place := self._place(model, digest)) is not None)
         return Found(first[1], self._forest.spans(last[0], last[1] + 1))
 
+    def guess(self, model: str, names: Sequence[int]) -> Spans:
+        """The path of a prompt by the names of its pages, as far as it is known: good enough for an estimate."""
+        for page in range(len(names), 0, -1):
+            place = self._places.get((model, names[page - 1]))
+            if place is not None and place[1] == page - 1 and place[0] in self._forest:
+                return self._forest.spans(place[0], page)
+        return ()
+
     def let_go(self, spans: Spans) -> None:
         """Drop the path's last node if nothing keeps it."""
         node = spans[-1][0]
@@ -61,12 +75,17 @@ class Paths:
         self._forest.release(node)
 
     def _place(self, model: str, digest: Digest) -> tuple[int, int] | None:
-        place = self._places.get((model, digest))
-        return place if place is not None and place[0] in self._forest else None
+        place = self._places.get((model, name_of(digest)))
+        if place is None or place[0] not in self._forest:
+            return None
+        _, first, digests = self._digests[place[0]]
+        return place if digests[place[1] - first] == digest else None
 
     def _forget_dropped(self) -> None:
-        if len(self._keys) > 2 * len(self._forest) + 64:
-            for node in [node for node in self._keys if node not in self._forest]:
-                for key in self._keys.pop(node):
-                    if self._places.get(key, (node, 0))[0] == node:
-                        self._places.pop(key, None)
+        if len(self._digests) > 2 * len(self._forest) + 64:
+            for node in [node for node in self._digests if node not in self._forest]:
+                model, _, digests = self._digests.pop(node)
+                for digest in digests:
+                    key = (model, name_of(digest))
+                    if self._places.get(key, (-1, 0))[0] == node:
+                        del self._places[key]

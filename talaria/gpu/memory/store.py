@@ -85,11 +85,14 @@ class HostStore:
         self._forest = PrefixForest()
         self.paths = Paths(self._forest)
         self.registry = HostRegistry(slabs * slab_bytes * ranks, ranks, 1, forest=self._forest, dropped=self._dropped)
-        self.restored_pages = 0
-        """Handed out for restores, over all ranks, since the start."""
+        self.version = 0
+        """Changes with everything that ``restorable`` depends on."""
+        self.restored_bytes = 0
+        """Copied to devices or on the way there, over all ranks, since the start."""
         self._slabs: dict[tuple[str, int], dict[int, Slabs]] = {}
         """(model, node) → its pages → where they are."""
         self._seats: dict[str, set[Seat]] = {}
+        self._families: dict[str, tuple[str, int]] = {}
         self._open: dict[str, dict[int, _Checkpoint]] = {}
         self._limbo = 0
 
@@ -101,6 +104,7 @@ class HostStore:
         if not 0 <= rank < self.ranks or any(seat.rank == rank for seat in seats):
             raise ValueError(f"rank {rank} of {self.ranks} of {model} is taken or none")
         self.registry.register(model, family, checkpoint_pages)
+        self._families[model] = (family, checkpoint_pages)
         seat = Seat(model, rank, -(-page_bytes // self.slab_bytes))
         seats.add(seat)
         return seat
@@ -192,6 +196,7 @@ class HostStore:
                     self.registry.commit(checkpoint.ticket, seat.rank)
                     if all(rank.total == checkpoint.pages for rank in checkpoint.done):
                         del self._open[seat.model][checkpoint.ticket.id]
+                        self.version += 1
 
     def _close_all(self, model: str) -> None:
         for checkpoint in list(self._open.get(model, {}).values()):
@@ -202,6 +207,7 @@ class HostStore:
         ticket, agreed, model = checkpoint.ticket, checkpoint.agreed_pages(), checkpoint.ticket.model
         del self._open[model][ticket.id]
         checkpoint.closed = True
+        self.version += 1
         keep: dict[tuple[int, int], Slabs] = {}
         for node, first, count in ticket.parts:
             places = self._slabs[(model, node)]
@@ -211,25 +217,30 @@ class HostStore:
                 elif checkpoint.writers:
                     checkpoint.limbo += places.pop(page)
         self._limbo += len(checkpoint.limbo)
+        steps = self._steps(ticket)
+        for node, _, _ in steps:  # the path stays known while nothing holds it
+            self._forest.retain(node)
         self.registry.abort(ticket)
         self._leave_limbo(checkpoint)
         if keep:
-            self._expose(ticket, keep, checkpoint.now_s)
+            self._expose(ticket.model, steps, keep, checkpoint.now_s)
+        for node, _, _ in steps:
+            self._forest.release(node)
 
-    def _expose(self, ticket: Ticket, keep: dict[tuple[int, int], Slabs], now_s: float) -> None:
+    def _expose(self, model: str, path: Spans, keep: dict[tuple[int, int], Slabs], now_s: float) -> None:
         """The first pages of a ticket that was given up, and where they are."""
         end = max(page for _, page in keep) + 1
-        spans = tuple((node, first, min(last, end)) for (_, node), first, last in self._steps(ticket) if first < end)
+        spans = tuple((node, first, min(last, end)) for node, first, last in path if first < end)
         for (node, page), slabs in keep.items():
-            self._slabs.setdefault((ticket.model, node), {})[page] = slabs
+            self._slabs.setdefault((model, node), {})[page] = slabs
         page_bytes = len(next(iter(keep.values()))) * self.slab_bytes * self.ranks
-        shorter = self.registry.checkpoint(ticket.model, spans, page_bytes, now_s)
+        shorter = self.registry.checkpoint(model, spans, page_bytes, now_s)
         if shorter is not None:
             self.registry.commit_all(shorter)
 
     @staticmethod
-    def _steps(ticket: Ticket) -> list[tuple[tuple[str, int], int, int]]:
-        return [((key[0], key[1]), first, end) for key, first, end in ticket.path if isinstance(key, tuple)]
+    def _steps(ticket: Ticket) -> Spans:
+        return tuple((key[1], first, end) for key, first, end in ticket.path if isinstance(key, tuple))
 
     def _leave_limbo(self, checkpoint: _Checkpoint) -> None:
         if not checkpoint.writers and checkpoint.limbo:
@@ -238,6 +249,7 @@ class HostStore:
             checkpoint.limbo = []
 
     def _dropped(self, model: str, node: int, first_page: int, pages: int) -> None:
+        self.version += 1
         places = self._slabs.get((model, node), {})
         for page in range(first_page, first_page + pages):
             if page in places:
@@ -273,7 +285,7 @@ class HostStore:
         """The copy of the request's prefix, ``pages`` of the whole prompt, begins."""
         held = seat.held.get(request)
         if held is not None and held.pin is None:
-            self.restored_pages += pages
+            self.restored_bytes += pages * seat.page_slabs * self.slab_bytes
             seat.held[request] = _Held(held.spans, held.reference, self.registry.pin(seat.model, held.spans, held.reference.path[-1][2]))
 
     def done(self, seat: Seat, request: str) -> None:
@@ -284,7 +296,18 @@ class HostStore:
                 self.registry.unpin(held.pin)
             self.registry.unref(held.reference)
 
+    def clear(self) -> None:
+        """Forget everything. Raises ValueError while a copy is under way."""
+        for model, (family, checkpoint_pages) in self._families.items():
+            self._close_all(model)
+            self.registry.drop(model)
+            self.registry.register(model, family, checkpoint_pages)
+
     # --- what others may know --------------------------------------------------------------------------------------
+
+    def restorable(self, model: str, names: Sequence[int], from_page: int) -> int:
+        """Where a prefix ends that the device has up to ``from_page`` and the host continues, by the names of the prompt's pages."""
+        return self.registry.match(model, self.paths.guess(model, names), from_page)
 
     @property
     def used_bytes(self) -> int:
