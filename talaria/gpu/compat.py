@@ -18,6 +18,8 @@ from talaria.gpu.memory.layout import Buffer
 TESTED_VERSION: Final = "0.5.23"
 SHORTEN: Final = "talaria: shorten"
 """Message of an abort that ``hooks.stop`` takes for its own."""
+LOAD_FAILED: Final = "External KV cache load failed"
+"""How SGLang ends a request whose prefix a linker could not bring back."""
 _INPUT_MARGIN_TOKENS: Final = 5
 """What SGLang keeps of its longest request for output (``TpModelWorker.get_worker_info``)."""
 

@@ -149,6 +149,8 @@ class Instance(_Strict):
     tp: Count = 1
     max_resident_models: Count = 8
     max_running: Count = 256
+    host_kv_gib: Annotated[float, Field(ge=0, le=2**20)] = 0.0
+    """Host memory in GiB that keeps KV of all its models over switches; 0: none does."""
     host: Name = "127.0.0.1"
     port: Port = 0
     """Where its agent listens; 0: any free port, for agents that this gateway starts itself."""
@@ -156,6 +158,10 @@ class Instance(_Strict):
     """An agent that is started on its own host: ``talaria-gpu serve CLUSTER --agent NAME`` there."""
     key: Secret | None = None
     """What the gateway shows to the agent; needed with ``url``."""
+
+    @property
+    def host_kv_bytes(self) -> int:
+        return int(self.host_kv_gib * 2**30)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

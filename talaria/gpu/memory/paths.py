@@ -62,11 +62,15 @@ class Paths:
 
     def guess(self, model: str, names: Sequence[int]) -> Spans:
         """The path of a prompt by the names of its pages, as far as it is known: good enough for an estimate."""
-        for page in range(len(names), 0, -1):
-            place = self._places.get((model, names[page - 1]))
-            if place is not None and place[1] == page - 1 and place[0] in self._forest:
-                return self._forest.spans(place[0], page)
-        return ()
+        known, unknown = 0, len(names) + 1
+        while unknown - known > 1:  # whoever knows a page knows those before it
+            middle = (known + unknown) // 2
+            node, page = self._places.get((model, names[middle - 1]), (-1, -1))
+            if page == middle - 1 and node in self._forest:
+                known = middle
+            else:
+                unknown = middle
+        return self._forest.spans(self._places[(model, names[known - 1])][0], known) if known else ()
 
     def let_go(self, spans: Spans) -> None:
         """Drop the path's last node if nothing keeps it."""

@@ -64,10 +64,14 @@ class Restores:
         self._running: dict[int, list[str]] = {}
         """By batch, its requests."""
         self._failed: set[int] = set()
+        self._declined: set[str] = set()
+        """Requests for which a restore has failed since the last flush: they recompute."""
         self._batch = -1
 
     def find(self, request: str, digests: Sequence[str]) -> int:
         """How many of these pages, which follow what the device holds, can be restored on this rank."""
+        if request in self._declined:
+            return 0
         pages, slabs = self._pool.find(request, digests)
         self._found.pop(request, None)
         if pages:
@@ -122,7 +126,10 @@ class Restores:
             except CopyFailed as error:
                 _log.error("talaria: a prefix was not restored: %s", error)
                 complete = False
-        for request in self._running.pop(batch, ()):
+        requests = self._running.pop(batch, [])
+        if not complete:
+            self._declined.update(requests)
+        for request in requests:
             self._forget(request)
         return complete
 
@@ -131,6 +138,7 @@ class Restores:
         for batch in list(self._running):
             self.finish(batch)
         self._queued.clear()
+        self._declined.clear()
         self.keep(())
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.memory.cpu import MemoryFile
 from talaria.gpu.memory.store import HostStore, Seat
 from talaria.gpu.protocol import memory as protocol
@@ -28,7 +29,10 @@ class MemoryServer:
     def __init__(self, pool_bytes: int, ranks: int, slab_bytes: int = SLAB_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         slabs = pool_bytes // ranks // slab_bytes
         self.store = HostStore(slabs, slab_bytes, ranks)
+        self.path: Path | None = None
         self._clock = clock
+        self._names: dict[str, str] = {}
+        """Of a served model in the registry, as its engine said when it last started."""
         self._pool = MemoryFile.make("talaria-host-kv", slabs * slab_bytes * ranks)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -36,6 +40,8 @@ class MemoryServer:
     async def start(self, path: Path) -> None:
         """Raises OSError."""
         self._server = await asyncio.start_unix_server(self._connected, str(path))
+        path.chmod(0o600)
+        self.path = path
 
     async def stop(self) -> None:
         """With every connection; the pool is gone with its last user."""
@@ -67,6 +73,14 @@ class MemoryServer:
                 self.store.leave(seat)
             writer.close()
 
+    def cached_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
+        """Where a prefix ends that the device has up to ``from_tokens`` and the host continues, before the prompt's last token."""
+        name, page_tokens = self._names.get(model), prompt.page_tokens
+        if name is None:
+            return from_tokens
+        pages = self.store.restorable(name, prompt.hashes, from_tokens // page_tokens)
+        return max(from_tokens, min(pages, (prompt.tokens - 1) // page_tokens) * page_tokens)
+
     def _seat(self, join: protocol.FromRank, writer: asyncio.StreamWriter) -> Seat | None:
         """Raises ValueError for a message that is no ``Join``."""
         if not isinstance(join, protocol.Join):
@@ -74,7 +88,8 @@ class MemoryServer:
         try:
             if join.ranks != self.store.ranks:
                 raise ValueError(f"{join.ranks} ranks, the pool has {self.store.ranks}")
-            seat = self.store.join(registry_name(join), join.rank, join.page_bytes, join.family, join.checkpoint_pages)
+            name = self._names[join.model] = registry_name(join)
+            seat = self.store.join(name, join.rank, join.page_bytes, join.family, join.checkpoint_pages)
         except ValueError as error:
             writer.write(protocol.frame(protocol.Refused(str(error))))
             return None
