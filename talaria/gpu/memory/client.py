@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import socket
 import threading
@@ -40,17 +41,19 @@ class PoolClient:
         self._sending = threading.Lock()
         self._saves: list[int] = []
         self._lost = False
-        try:
+        self._input = self._socket.makefile("rb")
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._input.close)
+            failing.callback(self._socket.close)
             self._socket.connect(path)
             _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-            self._input = self._socket.makefile("rb")
+            for descriptor in descriptors:
+                failing.callback(os.close, descriptor)
             self._send(join)
             welcome = self._receive()
             if not isinstance(welcome, protocol.Welcome) or len(descriptors) != 1:
                 raise ValueError(welcome.why if isinstance(welcome, protocol.Refused) else "the agent does not offer its host pool")
-        except BaseException:
-            self._socket.close()
-            raise
+            failing.pop_all()
         self.slab_bytes = welcome.slab_bytes
         self.partition_bytes = welcome.slabs * welcome.slab_bytes
         self.pool = MemoryFile(descriptors[0], self.partition_bytes * join.ranks)
@@ -92,6 +95,7 @@ class PoolClient:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._input.close()
         self._socket.close()
         self.pool.close()
 

@@ -35,7 +35,7 @@ class MemoryServer:
         """Of a served model in the registry, as its engine said when it last started."""
         self._pool = MemoryFile.make("talaria-host-kv", slabs * slab_bytes * ranks)
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self, path: Path) -> None:
         """Raises OSError."""
@@ -47,15 +47,15 @@ class MemoryServer:
         """With every connection; the pool is gone with its last user."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            task.cancel()
+        for writer in self._connections.values():
+            writer.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
         self._pool.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
         seat: Seat | None = None
         try:
             _send_descriptor(writer, self._pool.descriptor)
@@ -68,7 +68,7 @@ class MemoryServer:
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             _log.error("event=rank_refused why=%r", error)
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             if seat is not None:
                 self.store.leave(seat)
             writer.close()
