@@ -1,8 +1,8 @@
 """The next model's weights, staged into the clean tail of the active one's KV, and gathered at the switch (SPEC §5.3).
 
-``StagingMap`` says what goes where and what is still clean; here its chunks are bytes. A window's layers follow each other behind its weights,
-each of them a whole number of chunks, so that a staged chunk of weights is a chunk of the arena: it can be copied to where it belongs, or
-shown there as it is.
+``StagingMap`` says what goes where and what is still clean; here its chunks are bytes. A window's layers follow each other behind its
+weights, each of them a whole number of chunks, so that a staged chunk of weights is a chunk of the arena: it can be copied to where it
+belongs, or shown there as it is.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Stager:
         """
         self.settle()
         plan, arena = self.map.gather_plan(), self._arena
-        staged = {chunk: self._window.chunks[self._region.place(chunk)] for first, count in plan.clean for chunk in range(first, first + count)}
+        clean = [chunk for first, count in plan.clean for chunk in range(first, first + count)]
+        staged = {chunk: self._window.chunks[self._region.place(chunk)] for chunk in clean}
         order = self._order(staged, show=show)
         arena.show(target, order)
         copied = [chunk for chunk in staged if order[chunk] != staged[chunk]]
@@ -133,10 +134,8 @@ class Stager:
         weights = self._weight_chunks
         kept = set(staged.values())
         free = [chunk for chunk in range(self._arena.count) if chunk not in kept]
-        if show or len(free) < weights:  # without room for both, they are shown
-            behind = [staged.get(place, -1) for place in range(weights)]
-        else:
-            behind = [-1] * weights
+        shown = staged if show or len(free) < weights else {}  # without room for both they are shown
+        behind = [shown.get(place, -1) for place in range(weights)]
         rest = iter([*free, *sorted(kept.difference(behind))])
         return [chunk if chunk >= 0 else next(rest) for chunk in [*behind, *[-1] * (self._arena.count - weights)]]
 
