@@ -13,6 +13,8 @@ _BLOCKING_EVENT: Final = 1
 _UNTIMED: Final = 2
 """CU_EVENT_DISABLE_TIMING."""
 _NON_BLOCKING_STREAM: Final = 1
+_BATCH: Final = 16
+"""So many copies or more are worth a batch."""
 
 
 def _driver() -> Any:
@@ -62,9 +64,20 @@ class CudaStream:
         _checked(driver.cuCtxSetCurrent(self._context))  # the caller's thread may be one of ours
         for earlier in after:
             _checked(driver.cuStreamWaitEvent(self._stream, earlier.cuda_event, 0))
-        for to, source, nbytes in zip(copies.to.tolist(), copies.source.tolist(), copies.nbytes.tolist(), strict=True):
-            _checked(driver.cuMemcpyAsync(to, source, nbytes, self._stream))
+        if len(copies.to) < _BATCH or not hasattr(driver, "cuMemcpyBatchAsync"):
+            for to, source, nbytes in zip(copies.to.tolist(), copies.source.tolist(), copies.nbytes.tolist(), strict=True):
+                _checked(driver.cuMemcpyAsync(to, source, nbytes, self._stream))
+        else:
+            self._copy_batch(copies)
         return CudaEvent(driver, self._stream)
+
+    def _copy_batch(self, copies: Copies) -> None:
+        """One call for all: a page of KV is two pieces a layer, and a call for each takes longer than the bytes."""
+        driver = self._driver
+        how = driver.CUmemcpyAttributes()
+        how.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        to, source = ([driver.CUdeviceptr(address) for address in column.tolist()] for column in (copies.to, copies.source))
+        _checked(driver.cuMemcpyBatchAsync(to, source, copies.nbytes.tolist(), len(to), [how], [0], 1, self._stream))
 
     def close(self) -> None:
         _checked(self._driver.cuStreamSynchronize(self._stream))

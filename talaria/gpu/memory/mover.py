@@ -40,7 +40,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Copies one after another, beside whatever else the process does."""
+    """Copies beside whatever else the process does, call after call; those of one call in any order, so they must not overlap."""
 
     def copy(self, copies: Copies, after: Sequence[Any] = ()) -> Event:
         """Begin, behind what was begun before and behind ``after``, events of PyTorch."""

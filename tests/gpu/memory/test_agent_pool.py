@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,59 @@ def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
     process = asyncio.run(run())
     assert len(process.ended) == len(answers) == SESSIONS * CALLS + 4
     assert len(process.of(wire.Switched)) >= 2
+
+
+@pytest.mark.full
+def test_sessions_outlive_an_engine_that_is_killed_in_the_middle_of_a_call(
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path
+) -> None:
+    answers: Answers = {}
+    fault = tmp_path / "fault"
+
+    async def run() -> None:
+        async with own_agent(cluster(cpu_engine, tiny_models, fault, 1), "g0") as (process, agent):
+            await process.until("the engines are up", lambda: process.snapshot is not None, 300.0)
+            for number in (0, 1, 0, 1):
+                turn = sum(session == number for session, _ in answers)
+                await run_session(process, number, answers, range(turn, turn + 1))
+            before = set(process.ended)
+            long = asyncio.create_task(long_call(process, answers))
+            await running(agent, "qwen3")
+            pid = agent.engines.engines["qwen3"].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await long
+            await run_session(process, 1, answers, range(2, 3))
+            survived, other = (process.ended[call] for call in sorted(process.ended.keys() - before))
+            for call in (survived, other):
+                assert call.outcome == "completed" and call.device_tokens == 0 and call.host_tokens > 0.5 * call.prompt_tokens
+            agent.engines.forget_host_kv()
+            await check_against_unsegmented(process, agent, answers)
+
+    async def bounded() -> None:
+        async with asyncio.timeout(600.0):
+            await run()
+
+    asyncio.run(bounded())
+
+
+async def long_call(process: AgentProcess, answers: Answers) -> None:
+    """The third turn of session 0, with many more tokens than one grant has."""
+    asked, text = answers[0, 1]
+    messages = [*asked["messages"], {"role": "assistant", "content": text}, {"role": "user", "content": "write the report"}]
+    body = {"messages": messages, "max_tokens": 600, "temperature": 0.0, "ignore_eos": True}
+    call, status, content = await process.call("qwen3", "session 0", body, turn=2, estimate=320)
+    assert status == 200 and process.ended[call].outcome == "completed", content
+    answers[0, 2] = ({"model": "qwen3", **body}, json.loads(content)["choices"][0]["message"]["content"])
+
+
+async def running(agent: Agent, model: str) -> None:
+    """A call of the model has had its first token."""
+    instance = agent._instance
+    assert instance is not None
+    async with asyncio.timeout(120.0):
+        while not any(run.model == model and run.view.generated_tokens for run in instance.runs.values()):
+            await asyncio.sleep(0.002)
 
 
 def check_books(process: AgentProcess, agent: Agent) -> None:
