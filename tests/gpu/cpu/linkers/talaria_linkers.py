@@ -53,7 +53,7 @@ class PoisonedLinker(HostLinker):
     def reset(self) -> None:
         super().reset()
         pool = next(iter(self.pools.values()))
-        for rows in (*pool.k_buffer, *pool.v_buffer):
+        for rows in pool.kv_buffer if self._kv.family == "mla" else (*pool.k_buffer, *pool.v_buffer):
             rows.fill_(float("nan"))
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
