@@ -100,10 +100,11 @@ class AgentCall:
         return self.view.call.prompt_tokens + self.view.generated_tokens
 
     def found(self, ended: Ended) -> None:
-        """Where the prompt's prefix was when its first segment ran."""
-        prompt = self.view.call.prompt_tokens
-        self.cached_tokens = self.view.device_tokens = min(ended.cached_tokens, prompt)
-        self.view.host_tokens = min(ended.host_tokens, prompt - self.cached_tokens)
+        """Where the prompt's prefix was when its first segment ran; nothing new of a later one."""
+        if self.cached_tokens is None and ended.output_tokens > 0:
+            prompt = self.view.call.prompt_tokens
+            self.cached_tokens = self.view.device_tokens = min(ended.cached_tokens, prompt)
+            self.view.host_tokens = min(ended.host_tokens, prompt - self.cached_tokens)
 
     def books(self, outcome: str, why: str, now_s: float) -> CallEnded:
         """Its last word to the gateway: device + host + recomputed + new = prompt, for every call that was rendered."""

@@ -365,8 +365,7 @@ class AgentInstance:
         model = self.view.models[run.model]
         self.decode.ended(run.id)
         self.decode.show(model)
-        if run.cached_tokens is None and message.output_tokens > 0:
-            run.found(message)
+        run.found(message)
         run.output += message.tokens
         run.view.generated_tokens = message.output_tokens
         if run.dropped or message.reason == "aborted":
