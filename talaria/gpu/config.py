@@ -52,6 +52,7 @@ def _alias(text: str) -> str:
     return text
 
 
+LEAST_POOL_GIB = 0.001
 Url = Annotated[Name, AfterValidator(_url)]
 Alias = Annotated[Name, AfterValidator(_alias)]
 
@@ -171,6 +172,8 @@ class Instance(_Strict):
             raise ValueError(f"as many gpus as tp says ({self.tp})")
         if len(set(self.models)) < len(self.models) or len(set(self.gpus)) < len(self.gpus):
             raise ValueError("each model and each GPU once")
+        if 0 < self.host_kv_gib < LEAST_POOL_GIB * self.tp:
+            raise ValueError(f"host_kv_gib of 0, or {LEAST_POOL_GIB} and more for each of the {self.tp} ranks")
         if self.url is not None and self.key is None:
             raise ValueError("a key beside url")
         return self

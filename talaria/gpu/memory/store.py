@@ -297,8 +297,10 @@ class HostStore:
             self.registry.unref(held.reference)
 
     def clear(self) -> None:
-        """Forget everything. Raises ValueError while a copy is under way."""
+        """Forget everything, while no rank restores anything."""
         for model, (family, checkpoint_pages) in self._families.items():
+            for seat in self._seats[model]:
+                self._let_go(seat)
             self._close_all(model)
             self.registry.drop(model)
             self.registry.register(model, family, checkpoint_pages)

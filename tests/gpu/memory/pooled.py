@@ -56,9 +56,9 @@ class Pooled:
     async def switch_away_and_back(self) -> None:
         await self.control("/pause_generation", {"mode": "in_place"})
         await self.control("/flush_cache", {})
+        await self.control("/release_memory_occupation", TAGS)  # its barrier waits for the flush of every rank
         assert self.server.store.audit() == []
         assert not self.server.store.registry.held_bytes
-        await self.control("/release_memory_occupation", TAGS)
         await self.control("/resume_memory_occupation", TAGS)
         await self.control("/continue_generation", {})
 

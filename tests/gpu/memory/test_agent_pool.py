@@ -61,7 +61,8 @@ def host_lines(process: AgentProcess) -> int:
     return sum(line.tier is Tier.HOST for line in process.snapshot.lines.values())
 
 
-@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("tp", [1, 2])
 def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
     cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int
 ) -> None:

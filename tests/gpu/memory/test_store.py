@@ -303,7 +303,9 @@ def test_a_cleared_pool_is_empty_and_goes_on(host: Host) -> None:
     engine, prompt = host.engine("mha"), chain("a", "b")
     for rank in engine:
         rank.save(host.store, prompt)
+    host.store.find(engine[0].seat, "late", prompt)
     host.store.clear()
+    host.store.done(engine[0].seat, "late")
     assert host.store.pool.free == host.store.pool.total
     assert all(rank.restore(host.store, prompt) == 0 for rank in engine)
     for rank in engine:
