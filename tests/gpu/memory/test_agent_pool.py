@@ -13,6 +13,7 @@ import pytest
 
 from talaria.gpu import config
 from talaria.gpu.agent.main import Agent
+from talaria.gpu.memory.store import HostStore
 from talaria.gpu.protocol import agent as wire
 from talaria.policy.knobs import Knobs, with_values
 from talaria.policy.snapshot import Tier
@@ -36,18 +37,24 @@ def cluster(cpu_engine: config.Engine, tiny_models: Path, fault: Path, tp: int) 
     return config.check(document, "the test's cluster")
 
 
-async def make_trouble(fault: Path, stop: asyncio.Event) -> None:
-    """Restores fail and ranks lag, by turns."""
+def store_of(agent: Agent) -> HostStore:
+    assert agent.engines._memory is not None
+    return agent.engines._memory.store
+
+
+async def make_trouble(agent: Agent, fault: Path, stop: asyncio.Event) -> None:
+    """Restores fail and ranks lag, by turns, and the books balance all the while."""
     draw = random.Random(3)
     while not stop.is_set():
         fault.write_text(draw.choice(FAULTS))
         await asyncio.wait([asyncio.create_task(stop.wait())], timeout=0.2)
+        assert store_of(agent).audit() == []
     fault.write_text("")
 
 
-async def converse(process: AgentProcess, fault: Path, answers: Answers) -> None:
+async def converse(process: AgentProcess, agent: Agent, fault: Path, answers: Answers) -> None:
     stop = asyncio.Event()
-    trouble = asyncio.create_task(make_trouble(fault, stop))
+    trouble = asyncio.create_task(make_trouble(agent, fault, stop))
     try:
         await asyncio.gather(*(run_session(process, number, answers) for number in range(SESSIONS)))
     finally:
@@ -75,12 +82,13 @@ def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
             assert process.snapshot is not None and process.snapshot.capabilities.hkvr
             await process.reset(with_values(Knobs(), KNOBS))
             async with asyncio.timeout(240.0):
-                await converse(process, fault, answers)
+                await converse(process, agent, fault, answers)
                 check_books(process, agent)
                 await return_by_turns(process, answers)
                 await process.until("a snapshot with prefixes on the host", lambda: host_lines(process) > 0)
                 agent.engines.forget_host_kv()
                 await check_against_unsegmented(process, agent, answers)
+                assert store_of(agent).audit() == []
             return process
 
     process = asyncio.run(run())
