@@ -21,7 +21,7 @@ from tests.gpu.agent_process import AgentProcess, own_agent
 from tests.gpu.memory.pooled import ARGUMENTS, environment
 from tests.gpu.test_agent_engines import CALLS, KNOBS, MODELS, SESSIONS, Answers, check_against_unsegmented, run_session
 
-POOL_GIB = 0.01
+POOL_GIB = 0.04
 """About 160 pages of the tiny models on each rank, at one a slab; the sessions have more than 200."""
 FAULTS = ("", "", "broken", "lag")
 
