@@ -20,13 +20,13 @@ from talaria.gpu.memory.arena import Arena, Window
 from talaria.gpu.memory.cpu import CpuMover, MemoryFile, unmap
 from talaria.gpu.memory.layout import Buffer, PageLayout
 from talaria.gpu.memory.mover import Copies, Mover, Stream
+from talaria.gpu.memory.server import SLAB_BYTES
 from talaria.gpu.memory.stager import Image, KvRegion, Stager
 
 GIB: Final = 2**30
 MARKS: Final = {"d2d": 0.8, "h2d": 0.85}
 """Shares of the device's own rates that copies should reach."""
 KV_LAYERS: Final = 32
-SLAB_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True)
