@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
+from talaria.gpu.memory.layout import Buffer
+
 TESTED_VERSION: Final = "0.5.23"
 SHORTEN: Final = "talaria: shorten"
 """Message of an abort that ``hooks.stop`` takes for its own."""
+LOAD_FAILED: Final = "External KV cache load failed"
+"""How SGLang ends a request whose prefix a linker could not bring back."""
 _INPUT_MARGIN_TOKENS: Final = 5
 """What SGLang keeps of its longest request for output (``TpModelWorker.get_worker_info``)."""
 
@@ -43,6 +47,13 @@ GRAMMARS_READY = _GRAMMARS + "get_ready_grammar_requests"
 _PENALTIES = "sglang.srt.sampling.penaltylib."
 _ORCHESTRATOR = _PENALTIES + "orchestrator.BatchedPenalizerOrchestrator"
 PENALTIES = _ORCHESTRATOR + ".__init__"
+_LINKERS = "sglang.srt.mem_cache.unified_cache.unified_cache_linker."
+_LINKER = _LINKERS + "UnifiedCacheLinker"
+_WRAPPER = _LINKERS + "UnifiedCacheLinkerWrapper"
+OFFLOAD_NODE = _WRAPPER + "._offload_node"
+START_LOADS = _WRAPPER + ".start_layer_wise_loading"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_KV_POOLS = "sglang.srt.mem_cache.memory_pool."
 INTERNAL_STATE = _MANAGERS + "scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 _CALLED: Final[dict[str, tuple[str, ...]]] = {
@@ -64,6 +75,14 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     GRAMMARS_READY: ("self",),
     PENALTIES: ("self", "vocab_size", "batch", "penalizers"),
     INTERNAL_STATE: ("self", "recv_req"),
+    OFFLOAD_NODE: ("self", "node_id", "transfers"),
+    START_LOADS: ("self",),
+    _LINKER + ".record_offload_ready": ("self",),
+    _CACHE + ".get_prefix_hash_values": ("self", "node_id"),
+    _CACHE + ".root_node_handle": ("self", "extra_key"),
+    "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface.collect_full_device_indices": (
+        "self", "from_node_id", "until_node_id",
+    ),
     _MANAGER + "_set_default_priority": ("self", "obj"),
     _MANAGER + "_init_req_state": ("self", "obj", "request"),
     _MANAGER + "_release_req_states_on_failure": ("self", "request_states"),
@@ -124,6 +143,12 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     _MANAGERS + "scheduler.Scheduler": ("batch_result_processor", "waiting_queue", "grammar_manager", "chunked_req"),
     _GRAMMARS.rstrip("."): ("grammar_queue",),
     _MESSAGES.rstrip("."): ("openai_serving_chat",),
+    _WRAPPER: ("cache", "cache_linker", "hit_markers"),
+    _CACHE: ("tree_core",),
+    _KV_POOLS + "MHATokenToKVPool": ("k_buffer", "v_buffer", "kv_cache_layout", "store_dtype", "dtype"),
+    _KV_POOLS + "MLATokenToKVPool": ("kv_buffer", "store_dtype", "dtype"),
+    "sglang.srt.mem_cache.cache_init_params.CacheInitParams": ("token_to_kv_pool_allocator", "page_size", "tp_cache_group"),
+    "sglang.srt.mem_cache.hicache_storage.PoolTransfer": ("keys", "device_indices"),
 }  # fmt: skip
 """Classes and the attributes of theirs that are read or written."""
 
@@ -319,3 +344,82 @@ def limits(manager: Any, state: dict[str, Any]) -> Limits:
         context_tokens=manager.context_len,
         longest_tokens=manager.max_req_input_len + _INPUT_MARGIN_TOKENS,
     )
+
+
+_LINKED: Final = {
+    "lookup", "load", "start_layer_wise_loading", "finish_layer_wise_loading", "cancel_queued_load", "offload", "num_completed_offloads",
+    "pop_completed_offload", "reset", "close",
+}  # fmt: skip
+"""What SGLang wants of a linker."""
+
+
+def enlist_linker(kind: type) -> None:
+    """Makes a class one of SGLang's linkers, to be loaded by flag. Raises RuntimeError where it wants other methods than expected."""
+    from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+    if UnifiedCacheLinker.__abstractmethods__ != _LINKED:
+        raise RuntimeError(f"a linker has other methods: {sorted(UnifiedCacheLinker.__abstractmethods__ ^ _LINKED)}")
+    UnifiedCacheLinker.register(kind)
+
+
+def written_events(linker: Any) -> list[Any]:
+    """Events behind everything that may still write or read the device pool: have ``wait`` of streams and ``synchronize``."""
+    from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+    return UnifiedCacheLinker.record_offload_ready(linker)  # type: ignore[no-any-return]
+
+
+def device_path(cache: Any, node_id: Any, transfers: Sequence[Any]) -> tuple[list[str], Any]:
+    """Digests and token slots of a radix node's whole path."""
+    digests = [*cache.get_prefix_hash_values(node_id), *transfers[0].keys]
+    return digests, cache.tree_core.collect_full_device_indices(node_id, cache.root_node_handle())
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """One rank's device KV."""
+
+    by_name: dict[Any, Any]
+    """As a linker shows it."""
+    buffers: list[Buffer]
+    family: str
+    dtype: str
+    page_tokens: int
+    layers: int
+    rank: int
+    ranks: int
+    device: str
+
+
+def kv_pool(params: Any, components: Any) -> KvPool:
+    """Raises ValueError for a pool whose pages are not plain rows of K and V, or of a latent."""
+    import torch
+    from sglang.srt.mem_cache.hicache_storage import PoolName
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    pool = params.token_to_kv_pool_allocator.get_kvcache()
+    if set(components) != {ComponentType.FULL}:
+        raise ValueError(f"the host keeps pure attention only, this model has {sorted(part.name for part in components)}")
+    if isinstance(pool, MHATokenToKVPool) and pool.kv_cache_layout == "nhd":
+        family, layers = "mha", [[keys, values] for keys, values in zip(pool.k_buffer, pool.v_buffer, strict=True)]
+    elif isinstance(pool, MLATokenToKVPool):
+        family, layers = "mla", [[latent] for latent in pool.kv_buffer]
+    else:
+        raise ValueError(f"the host does not know KV pools like {type(pool).__name__}")
+    buffers = [Buffer(layer, rows.data_ptr(), _row_bytes(rows) * params.page_size) for layer, parts in enumerate(layers) for rows in parts]
+    group, distributed = params.tp_cache_group, torch.distributed
+    several = distributed.is_initialized() and group is not None
+    return KvPool(
+        by_name={PoolName.KV: pool}, buffers=buffers, family=family, dtype=f"{pool.dtype}/{pool.store_dtype}", page_tokens=params.page_size,
+        layers=len(layers), rank=distributed.get_rank(group=group) if several else 0,
+        ranks=distributed.get_world_size(group=group) if several else 1, device=str(pool.device).partition(":")[0],
+    )  # fmt: skip
+
+
+def _row_bytes(rows: Any) -> int:
+    """Of one token. Raises ValueError where tokens do not follow each other."""
+    nbytes = rows.stride(0) * rows.element_size()
+    if not rows[0].is_contiguous() or nbytes != rows[0].numel() * rows.element_size():
+        raise ValueError("the rows of the KV pool do not follow each other")
+    return int(nbytes)

@@ -52,6 +52,7 @@ def _alias(text: str) -> str:
     return text
 
 
+LEAST_POOL_GIB = 0.001
 Url = Annotated[Name, AfterValidator(_url)]
 Alias = Annotated[Name, AfterValidator(_alias)]
 
@@ -149,6 +150,8 @@ class Instance(_Strict):
     tp: Count = 1
     max_resident_models: Count = 8
     max_running: Count = 256
+    host_kv_gib: Annotated[float, Field(ge=0, le=2**20)] = 0.0
+    """Host memory in GiB that keeps KV of all its models over switches; 0: none does."""
     host: Name = "127.0.0.1"
     port: Port = 0
     """Where its agent listens; 0: any free port, for agents that this gateway starts itself."""
@@ -156,6 +159,10 @@ class Instance(_Strict):
     """An agent that is started on its own host: ``talaria-gpu serve CLUSTER --agent NAME`` there."""
     key: Secret | None = None
     """What the gateway shows to the agent; needed with ``url``."""
+
+    @property
+    def host_kv_bytes(self) -> int:
+        return int(self.host_kv_gib * 2**30)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -165,6 +172,8 @@ class Instance(_Strict):
             raise ValueError(f"as many gpus as tp says ({self.tp})")
         if len(set(self.models)) < len(self.models) or len(set(self.gpus)) < len(self.gpus):
             raise ValueError("each model and each GPU once")
+        if 0 < self.host_kv_gib < LEAST_POOL_GIB * self.tp:
+            raise ValueError(f"host_kv_gib of 0, or {LEAST_POOL_GIB} and more for each of the {self.tp} ranks")
         if self.url is not None and self.key is None:
             raise ValueError("a key beside url")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,13 @@ def read(path: str, where: str) -> ModelFiles:
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path}/config.json does not describe a model: {error!r}", where=where, fix=fix) from None
     return ModelFiles(folder.name, layers, max(1, _weight_bytes(folder)), max(1, kv_bytes), "kv_lora_rank" in text)
+
+
+def revision(path: str) -> str:
+    """Tells one state of a model's files from another: their names, sizes and times; of a path that is no folder, its name."""
+    files = sorted(Path(path).iterdir()) if Path(path).is_dir() else []
+    facts = [path, *(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.is_file())]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _weight_bytes(folder: Path) -> int:

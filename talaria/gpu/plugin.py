@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from talaria.gpu.protocol import memory
 from talaria.gpu.protocol.engine import SOCKET_VARIABLE
 
 
@@ -18,6 +19,11 @@ def load() -> None:
         from talaria.gpu import compat
         from talaria.gpu.hooks import hold, offload, pause, resume, stop, telemetry, tokenise
 
-        compat.install([*hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
+        kept: list[compat.Hook] = []
+        if memory.SOCKET_VARIABLE in os.environ:
+            from talaria.gpu.hooks import linker
+
+            kept += linker.HOOKS
+        compat.install([*kept, *hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
     except Exception as error:
         raise SystemExit(f"talaria: the hooks cannot be installed: {error!r}") from error

@@ -6,7 +6,7 @@ is exposed only when every rank has committed it. Bytes count all ranks; slabs o
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from talaria.substrate.agreement import RankAgreement
 from talaria.substrate.blocks import Hold as Hold
@@ -24,6 +24,7 @@ class HostRegistry:
 
     A model is ``mha`` unless ``register`` says otherwise. ``evictions`` counts reclaimed pages,
     ``restore_skips`` declined restores by family. With ``forest``, nodes that the registry holds stay known there.
+    ``dropped(model, node, first_page, pages)`` hears of blocks whose room is free again, whatever the reason.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class HostRegistry:
         page_tokens: int = 64,
         *,
         forest: PrefixForest | None = None,
+        dropped: Callable[[str, int, int, int], None] | None = None,
     ) -> None:
         if capacity_bytes < 0 or ranks < 1 or page_tokens < 1:
             raise ValueError(
@@ -46,6 +48,7 @@ class HostRegistry:
         self.protected: set[Hashable] = set()
         """Owners whose last checkpoint is spared as long as anything else can be evicted (live leases)."""
         self._forest = forest
+        self._dropped = dropped
         self._tree: PageTree[HostEntry] = PageTree(HostEntry)
         self._families: dict[str, str] = {}
         self._spacing_pages: dict[str, int] = {}
@@ -307,6 +310,9 @@ class HostRegistry:
         if pages == 0:
             return
         entry.forget_cut(pages)
+        if self._dropped is not None:
+            assert isinstance(entry.key, tuple)
+            self._dropped(entry.key[0], entry.node, entry.end_page, pages)
         if entry.end_page == entry.first_page and self._forest is not None:
             self._forest.release(entry.node)
 

@@ -182,6 +182,12 @@ class StagingMap:
         return min((first + count) * self.chunk_bytes, self.weight_bytes) - first * self.chunk_bytes
 
     @property
+    def in_flight(self) -> int | None:
+        """The chunk that is begun and not complete."""
+        self._end_coasting()
+        return self._in_flight
+
+    @property
     def in_flight_pages(self) -> Extent | None:
         """Pages whose rows the chunk in flight occupies: the allocator must skip them."""
         self._end_coasting()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from talaria.gpu.agent.host import HostKv
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
@@ -187,6 +188,18 @@ class FakeEngines:
 
     def kv_version(self, model: str) -> int:
         return self.engines[model].mirror.version
+
+    def restorable_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
+        return from_tokens
+
+    def host_version(self) -> int:
+        return 0
+
+    def host_kv(self) -> HostKv:
+        return HostKv()
+
+    def forget_host_kv(self) -> None:
+        """There is none."""
 
     def send(self, model: str, message: ToEngine) -> None:
         self.engines[model].take(message)

@@ -84,7 +84,7 @@ def call(session: str, turn: int, reusable: int = 0) -> Call:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(0, 3), min_size=1, max_size=40))
 def test_what_a_return_continues_is_its_longest_common_prefix_down_to_a_page_where_it_breaks(before: list[int], after: list[int]) -> None:
-    book = LineBook(lambda model, chain: 0)
+    book = LineBook(lambda model, chain: (0, 0))
     chain = PageChain(PAGE_TOKENS, pack(before))
     book.used(call("s", 0), chain, pack(before), 1.0)
     common = next((at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), min(len(before), len(after)))
@@ -97,7 +97,7 @@ def test_what_a_return_continues_is_its_longest_common_prefix_down_to_a_page_whe
 
 
 def test_a_line_whose_last_call_was_served_elsewhere_keeps_the_gateway_s_estimate() -> None:
-    book = LineBook(lambda model, chain: 0)
+    book = LineBook(lambda model, chain: (0, 0))
     old = list(range(8))
     book.used(call("s", 0), PageChain(PAGE_TOKENS, pack(old)), pack(old), 1.0)
     prompt = pack(list(range(40)))
@@ -108,8 +108,9 @@ def test_a_line_whose_last_call_was_served_elsewhere_keeps_the_gateway_s_estimat
 
 
 def test_published_lines_follow_the_mirror_and_do_not_change_afterwards() -> None:
-    mirror, tokens = KvMirror(PAGE_TOKENS), pack(list(range(10)))
-    book, chain = LineBook(lambda model, chain: mirror.device_tokens(chain)), PageChain(PAGE_TOKENS, tokens)
+    mirror, tokens, host = KvMirror(PAGE_TOKENS), pack(list(range(10))), 0
+    chain = PageChain(PAGE_TOKENS, tokens)
+    book = LineBook(lambda model, chain: (mirror.device_tokens(chain), max(host, mirror.device_tokens(chain))))
     mirror.stored(chain.hashes)
     book.used(call("s", 0), chain, tokens, 3.0)
     key = call("s", 0).key
@@ -118,12 +119,15 @@ def test_published_lines_follow_the_mirror_and_do_not_change_afterwards() -> Non
     mirror.cleared()
     book.doubt("m")
     assert book.states()[key].tier is Tier.MISSING and first[key].tier is Tier.DEVICE
+    host = 4
+    book.doubt("m")
+    assert (book.states()[key].tier, book.states()[key].tokens) == (Tier.HOST, 4)
     book.forget(key)
     assert book.states() == {}
 
 
 def test_lines_are_bounded_by_forgetting_the_least_recently_used() -> None:
-    book, tokens = LineBook(lambda model, chain: 0), pack([1])
+    book, tokens = LineBook(lambda model, chain: (0, 0)), pack([1])
     for number in range(MOST_LINES + 3):
         book.used(call(f"s{number}", 0), PageChain(PAGE_TOKENS, tokens), tokens, 1.0)
     states = book.states()

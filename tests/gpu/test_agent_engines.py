@@ -23,6 +23,8 @@ MODELS = ("qwen3", "llama")
 SESSIONS, CALLS = 8, 5
 KNOBS = {"t_ttft": 3.0, "t_tpot": 0.3, "gamma": 0.9, "tau": 1.5}
 """Nine protected steps a slot: calls of 24 tokens need several grants."""
+Answers = dict[tuple[int, int], tuple[dict[str, Any], str]]
+"""By session and turn: what was asked, and the answer's text."""
 
 
 def cluster(cpu_engine: config.Engine, tiny_models: Path) -> config.ClusterConfig:
@@ -34,18 +36,22 @@ def cluster(cpu_engine: config.Engine, tiny_models: Path) -> config.ClusterConfi
     return config.check(document, "the test's cluster")
 
 
-async def run_session(agent: AgentProcess, number: int, answers: dict[tuple[int, int], tuple[dict[str, Any], str]]) -> None:
+async def run_session(agent: AgentProcess, number: int, answers: Answers, turns: range = range(CALLS)) -> None:
     """Calls one after the other, each continuing the one before."""
     model = MODELS[number % 2]
     task = f"task {number}: fix the failing test"
     messages = [{"role": "system", "content": "You are a careful agent. " * 12}, {"role": "user", "content": task}]
-    for turn in range(CALLS):
+    for turn in range(turns.stop):
+        if turn > 0:
+            text = answers[number, turn - 1][1]
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"step {turn - 1}: run it again and report"}]
+        if turn < turns.start:
+            continue
         body = {"messages": list(messages), "max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
         call, status, content = await agent.call(model, f"session {number}", body, turn=turn, estimate=200 + 60 * turn)
         assert status == 200 and agent.ended[call].outcome == "completed", content
         text = json.loads(content)["choices"][0]["message"]["content"]
         answers[number, turn] = ({"model": model, **body}, text)
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"step {turn}: run it again and report"}]
         await asyncio.sleep(0.02 * number)
 
 
@@ -56,7 +62,7 @@ async def unsegmented(agent: Agent, model: str, body: dict[str, Any]) -> str:
 
 
 def test_two_real_models_in_turns_answer_as_if_each_were_alone(cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path) -> None:
-    answers: dict[tuple[int, int], tuple[dict[str, Any], str]] = {}
+    answers: Answers = {}
 
     async def run() -> AgentProcess:
         async with own_agent(cluster(cpu_engine, tiny_models), "g0") as (process, agent):
@@ -83,9 +89,7 @@ def test_two_real_models_in_turns_answer_as_if_each_were_alone(cpu_engine: confi
     replayed(process, tmp_path / "decisions.jsonl")
 
 
-async def check_against_unsegmented(
-    process: AgentProcess, agent: Agent, answers: dict[tuple[int, int], tuple[dict[str, Any], str]]
-) -> None:  # fmt: skip
+async def check_against_unsegmented(process: AgentProcess, agent: Agent, answers: Answers) -> None:
     """Each model is made active in turn, emptied, and asked everything again, in stock generations."""
     before = len(process.ended)
     for model in MODELS:

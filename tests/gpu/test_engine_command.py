@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from talaria.gpu import config
 from talaria.gpu.engine.command import Place, command, environment, free_port
 from talaria.gpu.protocol.engine import MODEL_VARIABLE, SOCKET_VARIABLE
+from talaria.gpu.protocol.memory import SOCKET_VARIABLE as POOL_VARIABLE
 
 MODEL = config.Model(path="/models/big", tool_parser="qwen25", kv_tokens=4096, arguments=("--page-size", "8"), environment={"A": "model"})
 CPU = config.Instance(name="g0", models=("big",), max_running=7)
@@ -49,6 +51,16 @@ def test_memory_is_saved_only_where_there_is_a_gpu(place: Place) -> None:
     on_gpu = options(command("big", MODEL, GPUS, SETTINGS, place))
     assert on_gpu.keys() - on_cpu.keys() == {"--enable-memory-saver", "--enable-weights-cpu-backup", "--cuda-graph-backend-prefill"}
     assert on_gpu["--tp-size"] == "2"
+
+
+def test_only_an_engine_with_a_pool_keeps_kv_on_the_host(place: Place) -> None:
+    pooled = replace(place, pool=Path("/run/memory"))
+    without, given = (options(command("big", MODEL, GPUS, SETTINGS, start)) for start in (place, pooled))
+    assert given.keys() - without.keys() == {
+        "--enable-unified-cache-external-linker", "--unified-cache-external-linker-backend", "--unified-cache-external-linker-config",
+    }  # fmt: skip
+    assert environment("big", MODEL, GPUS, SETTINGS, pooled, Path("/run/holds"))[POOL_VARIABLE] == "/run/memory"
+    assert POOL_VARIABLE not in environment("big", MODEL, GPUS, SETTINGS, place, Path("/run/holds"))
 
 
 def test_events_and_sockets_are_nobody_elses(place: Place) -> None:

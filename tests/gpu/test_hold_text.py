@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from talaria.gpu import compat
 from talaria.gpu.hooks.call import Call
 from talaria.gpu.protocol import engine
 
@@ -24,6 +25,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.spawned = 0
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -32,6 +34,7 @@ class _Recorder:
         pass
 
     def spawn(self, work: Any) -> None:
+        self.spawned += 1
         work.close()
 
 
@@ -94,3 +97,30 @@ def test_text_over_any_segments_is_that_of_one(pieces: list[bytes], ends: list[i
     assert told == whole
     reasons = [message.reason for message in host.sent if isinstance(message, engine.Ended)]
     assert reasons[-1] == "finished" and set(reasons[:-1]) <= {"grant"}
+
+
+def test_a_prefix_that_does_not_come_back_is_recomputed_once_and_nobody_hears_of_it() -> None:
+    host, state = _Recorder(), SimpleNamespace(dispatched=True)
+    request = SimpleNamespace(rid="call", sampling_params=SimpleNamespace(stop_strs=[], custom_params=None, max_new_tokens=None))
+    call = Call(host, None, state, request, 10)
+    failed = {"type": "abort", "message": compat.LOAD_FAILED, "status_code": 503}
+    call.grant(9)
+    lost = _batch(0, 0, "", failed)
+    call.edit(lost, 0)
+    assert lost.finished_reasons == [None] and not host.sent and not state.dispatched and host.spawned == 2
+    whole = _batch(10, 0, "text", {"type": "length", "length": 10})
+    call.edit(whole, 0)
+    assert (whole.output_strs, [message.reason for message in host.sent if isinstance(message, engine.Ended)]) == (["text"], ["finished"])
+
+
+def test_a_prefix_that_fails_again_ends_the_call() -> None:
+    host, state = _Recorder(), SimpleNamespace(dispatched=True)
+    request = SimpleNamespace(rid="call", sampling_params=SimpleNamespace(stop_strs=[], custom_params=None, max_new_tokens=None))
+    call = Call(host, None, state, request, 10)
+    failed = {"type": "abort", "message": compat.LOAD_FAILED, "status_code": 503}
+    call.grant(9)
+    for _ in range(2):
+        lost = _batch(0, 0, "", failed)
+        call.edit(lost, 0)
+    assert lost.finished_reasons == [failed]
+    assert [message.reason for message in host.sent if isinstance(message, engine.Ended)] == ["failed"]

@@ -38,10 +38,10 @@ def knobs_of(policy: Policy) -> Knobs:
 
 
 def capabilities_of(config: ClusterConfig, instance: Instance) -> Capabilities:
-    """What an instance can do without a byte mover of our own: KV does not outlive its model's slot."""
+    """What an instance can do. Without a host pool, KV does not outlive its model's slot."""
     return Capabilities(
-        hot=instance.pool == "hot", session_prefill=config.policy.session_prefill, hkvr=False, staging=False, inflight_kv="recompute",
-        max_running=instance.max_running, max_resident_models=instance.max_resident_models,
+        hot=instance.pool == "hot", session_prefill=config.policy.session_prefill, hkvr=instance.host_kv_bytes > 0, staging=False,
+        inflight_kv="recompute", max_running=instance.max_running, max_resident_models=instance.max_resident_models,
     )  # fmt: skip
 
 

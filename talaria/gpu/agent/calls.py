@@ -6,7 +6,7 @@ from typing import Protocol
 
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.protocol.agent import CallEnded
-from talaria.gpu.protocol.engine import call_id
+from talaria.gpu.protocol.engine import Ended, call_id
 from talaria.policy.instance import CallView
 from talaria.policy.predict import split_prompt
 
@@ -93,11 +93,18 @@ class AgentCall:
         self.cached_tokens: int | None = None
         """Of the prompt, on the device when its first segment was prefilled."""
         self.output = bytearray()
-        self.view.generated_tokens = self.view.device_tokens = 0
+        self.view.generated_tokens = self.view.device_tokens = self.view.host_tokens = 0
 
     @property
     def context_tokens(self) -> int:
         return self.view.call.prompt_tokens + self.view.generated_tokens
+
+    def found(self, ended: Ended) -> None:
+        """Where the prompt's prefix was when its first segment ran; nothing new of a later one."""
+        if self.cached_tokens is None and ended.output_tokens > 0:
+            prompt = self.view.call.prompt_tokens
+            self.cached_tokens = self.view.device_tokens = min(ended.cached_tokens, prompt)
+            self.view.host_tokens = min(ended.host_tokens, prompt - self.cached_tokens)
 
     def books(self, outcome: str, why: str, now_s: float) -> CallEnded:
         """Its last word to the gateway: device + host + recomputed + new = prompt, for every call that was rendered."""

@@ -12,7 +12,7 @@ from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.decode import DecodeClock
 from talaria.gpu.agent.host import Engines, Host, Sizes
 from talaria.gpu.agent.leases import Leases
-from talaria.gpu.agent.memory import DeviceMemory
+from talaria.gpu.agent.memory import PrefixMemory
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.protocol.agent import Switched
@@ -33,7 +33,7 @@ class Calls(Protocol):
     capabilities: Capabilities
     clock: Callable[[], float]
     decode: DecodeClock
-    memory: DeviceMemory
+    memory: PrefixMemory
     leases: Leases
     alarm: Alarm
     heard_s: dict[str, float]

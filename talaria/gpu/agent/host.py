@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
@@ -23,6 +23,15 @@ class Sizes:
     weight_bytes: Mapping[str, int]
     hbm_capacity_bytes: int = 0
     host_weight_bytes: int = 0
+
+
+class HostKv(NamedTuple):
+    """Over all ranks and models, in bytes; counters since the agent's start."""
+
+    used: int = 0
+    capacity: int = 0
+    restored: int = 0
+    evicted_pages: int = 0
 
 
 class Engines(Protocol):
@@ -44,6 +53,18 @@ class Engines(Protocol):
 
     def kv_version(self, model: str) -> int:
         """Changes with every change of what the device holds."""
+
+    def restorable_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
+        """Where a prefix ends that the device has up to ``from_tokens`` and the host continues."""
+
+    def host_version(self) -> int:
+        """Changes with every change of what the host holds."""
+
+    def host_kv(self) -> HostKv:
+        """How full the host's pool is, and what has come of it."""
+
+    def forget_host_kv(self) -> None:
+        """Empty the host's pool, while no engine copies anything."""
 
     def send(self, model: str, message: ToEngine) -> None: ...
 

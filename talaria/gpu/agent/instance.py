@@ -18,7 +18,7 @@ from talaria.gpu.agent.decode import DecodeClock
 from talaria.gpu.agent.group import MOST_ATTEMPTS, Group
 from talaria.gpu.agent.host import Engines, Host, Sizes
 from talaria.gpu.agent.leases import Leases
-from talaria.gpu.agent.memory import DeviceMemory
+from talaria.gpu.agent.memory import PrefixMemory
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress, call_number
@@ -102,7 +102,7 @@ class AgentInstance:
         self._scheduler = SlotScheduler(knobs)
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
         self.decode = DecodeClock()
-        self.memory = DeviceMemory(self._engines, self.view, self.runs, self.limits)
+        self.memory = PrefixMemory(self._engines, self.view, self.runs, self.limits)
         self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
         self.group.forget_wishes()
         self.group.show_residency()
@@ -150,7 +150,7 @@ class AgentInstance:
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self.seen.last, healthy=self.view.healthy,
             capabilities=self.capabilities, models=models, lines=self.memory.lines.states(), round_left_s=round_left_s,
             round_load_s=load_s, deadline_risk=self.deadline_risk, hbm_used_bytes=used_bytes,
-            hbm_capacity_bytes=self._sizes.hbm_capacity_bytes, slack_bytes=0, host_kv_bytes=0,
+            hbm_capacity_bytes=self._sizes.hbm_capacity_bytes, slack_bytes=0, host_kv_bytes=self.memory.host_kv().used,
             host_weight_bytes=self._sizes.host_weight_bytes,
         )  # fmt: skip
 
@@ -365,8 +365,7 @@ class AgentInstance:
         model = self.view.models[run.model]
         self.decode.ended(run.id)
         self.decode.show(model)
-        if run.cached_tokens is None and message.output_tokens > 0:
-            run.cached_tokens = run.view.device_tokens = min(message.cached_tokens, run.view.call.prompt_tokens)
+        run.found(message)
         run.output += message.tokens
         run.view.generated_tokens = message.output_tokens
         if run.dropped or message.reason == "aborted":
@@ -471,6 +470,7 @@ class AgentInstance:
                 await self._engines.flush(first)
             else:
                 await self._engines.switch(self.view.active, first)
+            self._engines.forget_host_kv()
         finally:
             self._begin(knobs, replace(self.capabilities, session_prefill=session_prefill))
 

@@ -25,9 +25,9 @@ class _Line:
 
 
 class LineBook:
-    """``cached``: tokens of a model's sequence that are on the device now."""
+    """``cached``: tokens of a model's sequence that are on the device now, and tokens up to which the host continues them."""
 
-    def __init__(self, cached: Callable[[str, PageChain], int]) -> None:
+    def __init__(self, cached: Callable[[str, PageChain], tuple[int, int]]) -> None:
         self._cached = cached
         self._lines: OrderedDict[LineKey, _Line] = OrderedDict()
         self._published: dict[LineKey, LineState] = {}
@@ -48,7 +48,7 @@ class LineBook:
             self._stale[key] = None
 
     def doubt(self, model: str) -> None:
-        """What the device holds of the model has changed: any state may be wrong."""
+        """What device or host hold of the model has changed: any state may be wrong."""
         self._stale.update({key: None for key in self._lines if key.model == model})
 
     def exact(self, call: Call, prompt: bytes, chain: PageChain) -> Call:
@@ -76,9 +76,10 @@ class LineBook:
                 if line is None:
                     lines.pop(key, None)
                     continue
-                tokens, before = self._cached(key.model, line.chain), lines.get(key)
-                if before is None or before.tokens != tokens or before.last_use_s != line.used_s:  # else the very state stays
-                    lines[key] = LineState(Tier.DEVICE if tokens else Tier.MISSING, tokens, line.used_s)
+                device, tokens = self._cached(key.model, line.chain)
+                state = LineState(Tier.DEVICE if device else Tier.HOST if tokens else Tier.MISSING, tokens, line.used_s)
+                if lines.get(key) != state:  # else the very state stays
+                    lines[key] = state
             self._stale.clear()
             self._published = lines
         return self._published

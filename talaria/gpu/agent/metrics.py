@@ -28,6 +28,11 @@ class _Instance(Collector):
         yield calls
         yield active
         yield GaugeMetricFamily("talaria_agent_rounds", "Rounds since the last reset.", instance.rounds)
+        host = instance.memory.host_kv()
+        yield GaugeMetricFamily("talaria_agent_host_kv_bytes", "Host memory that holds KV, over all ranks.", host.used)
+        yield GaugeMetricFamily("talaria_agent_host_kv_capacity_bytes", "Host memory for KV, over all ranks.", host.capacity)
+        yield CounterMetricFamily("talaria_agent_host_kv_restored_bytes", "KV brought back to devices, over all ranks.", host.restored)
+        yield CounterMetricFamily("talaria_agent_host_kv_evicted_pages", "Pages of KV that made room on the host.", host.evicted_pages)
         ended = CounterMetricFamily("talaria_agent_calls_ended", "Calls that have ended.", labels=("outcome",))
         for outcome, count in self._telemetry.calls.items():
             ended.add_metric((outcome,), count)

@@ -165,16 +165,18 @@ def _residue_bytes(cluster: ClusterConfig) -> int:
 
 
 def _host_memory(here: Sequence[Instance], files: dict[str, ModelFiles], machine: Machine) -> Iterator[Finding]:
-    """Idle models keep their weights in host memory, each instance its own image."""
+    """Idle models keep their weights in host memory, each instance its own image, beside the KV that it keeps over switches."""
     images = sum(files[name].weight_bytes for item in here for name in item.models if name in files and len(item.models) > 1)
-    text = f"{images / GIB:.1f} GiB of weight images in {machine.memory_bytes / GIB:.0f} GiB of host memory"
-    if images > machine.memory_bytes:
-        yield Finding("fail", "host memory", text, "serve fewer models here, or add memory")
-    elif images > FULL_SHARE * machine.memory_bytes:
-        yield Finding("warn", "host memory", text, "little is left for the operating system and a host KV registry")
+    kv = sum(item.host_kv_bytes for item in here)
+    what = f"{images / GIB:.1f} GiB of weight images" + (f" and {kv / GIB:.1f} GiB of KV" if kv else "")
+    text = f"{what} in {machine.memory_bytes / GIB:.0f} GiB of host memory"
+    left = machine.memory_bytes - images - kv
+    if left < 0:
+        yield Finding("fail", "host memory", text, "serve fewer models here, lower host_kv_gib, or add memory")
+    elif images + kv > FULL_SHARE * machine.memory_bytes:
+        yield Finding("warn", "host memory", text, "little is left for the operating system")
     else:
-        left = machine.memory_bytes - images
-        yield Finding("ok", "host memory", f"{text}; {left / GIB:.0f} GiB left for a host KV registry and the system")
+        yield Finding("ok", "host memory", f"{text}; {left / GIB:.0f} GiB left for instances[].host_kv_gib and the system")
 
 
 def _profile(cluster: ClusterConfig) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 
 from talaria.gpu.config import Engine
+from talaria.gpu.protocol import memory
 from talaria.gpu.protocol.engine import SOCKET_VARIABLE
 
 PROBE_S = 300.0
@@ -34,7 +35,7 @@ class EngineFacts:
 def ask(engine: Engine) -> EngineFacts:
     """Takes as long as SGLang's imports do."""
     python = engine.python or sys.executable
-    environment = {**os.environ, **engine.environment, SOCKET_VARIABLE: "/nonexistent"}
+    environment = {**os.environ, **engine.environment, SOCKET_VARIABLE: "/nonexistent", memory.SOCKET_VARIABLE: "/nonexistent"}
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, errors="replace", timeout=PROBE_S, env=environment)
     except (OSError, subprocess.SubprocessError) as error:

@@ -14,9 +14,11 @@ from typing import Final
 
 from talaria.gpu import config
 from talaria.gpu.protocol import engine as protocol
+from talaria.gpu.protocol import memory
 
 _PORTS: Final = range(20000, 32768)
 """Below the ports that outgoing connections get: a server binds its port only once its model is loaded."""
+_LINKER: Final = {"linker": "HostLinker", "linker_module_path": "talaria.gpu.hooks.linker"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Place:
     port: int
     directory: Path
     admin_key: str
+    pool: Path | None = None
+    """Socket of the instance's host pool; None: the engine keeps nothing there."""
 
     @property
     def url(self) -> str:
@@ -76,6 +80,11 @@ def command(name: str, model: config.Model, instance: config.Instance, settings:
         ("--log-level-http", "warning"),
     ]
     options = [word for flag, value in stated if value is not None for word in (flag, str(value))]
+    if place.pool is not None:
+        options += [
+            "--enable-unified-cache-external-linker", "--unified-cache-external-linker-backend", "dynamic",
+            "--unified-cache-external-linker-config", json.dumps(_LINKER),
+        ]  # fmt: skip
     options += ["--enable-cache-report", "--enable-metrics", "--sleep-on-idle"]
     if instance.gpus:  # a graph of prefill cannot be given back and restored
         options += ["--enable-memory-saver", "--enable-weights-cpu-backup", "--cuda-graph-backend-prefill", "disabled"]
@@ -95,6 +104,8 @@ def environment(
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # they keep a crashed server, and its clients, for 5 s and more
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
+    if place.pool is not None:
+        needed[memory.SOCKET_VARIABLE] = str(place.pool)
     if instance.gpus:
         needed |= {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -26,6 +26,7 @@ from talaria.gpu.engine.guard import TAGS, IllegalStep
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.kv.events import KvEvents
 from talaria.gpu.kv.mirror import KvMirror
+from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol.engine import ABI, Hello
 
 _READY_POLL_S: Final = 0.2
@@ -48,17 +49,19 @@ class EngineState(Enum):
 class Engine:
     """Start, park and activate it from one task at a time; ``stop`` and ``fail`` may come in between.
 
-    ``on_down(model, why)`` is called when its processes have ended though nobody stopped it, but not for a start that fails.
+    ``on_down(model, why)`` is called when its processes have ended though nobody stopped it, but not for a start that fails. ``memory``
+    is the host pool that keeps its KV, if one does.
     """
 
     def __init__(
         self, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer,
-        on_down: Callable[[str, str], None],
+        on_down: Callable[[str, str], None], memory: MemoryServer | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.state = EngineState.ABSENT
         self.mirror = KvMirror(settings.page_tokens)
         self._model, self._instance, self._settings, self._holds, self._on_down = model, instance, settings, holds, on_down
+        self._memory = memory
         self._run: _Run | None = None
         self._hello: Hello | None = None
 
@@ -98,7 +101,8 @@ class Engine:
 
     async def _begin(self) -> Hello:
         """Its processes, and what the plugin in them says. Raises EngineFailed, OSError."""
-        run = self._run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, self.mirror)
+        pool = None if self._memory is None else self._memory.path
+        run = self._run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, pool, self.mirror)
         if self.state is EngineState.STARTING:
             hello = await run.up(self.name, self._holds, self._settings.start_timeout_s)
             if self._run is run:
@@ -213,13 +217,14 @@ class _Run:
 
     @classmethod
     async def begin(
-        cls, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer, mirror: KvMirror
-    ) -> _Run:
+        cls, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer, pool: Path | None,
+        mirror: KvMirror,
+    ) -> _Run:  # fmt: skip
         """Spawn the processes. Raises OSError."""
         if Path(model.path).is_absolute() and not Path(model.path).is_dir():  # SGLang would take it for a name on a hub
             raise FileNotFoundError(f"no model at {model.path}")
         assert holds.path is not None, "the hold server listens before any engine starts"
-        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24))
+        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24), pool)
         try:
             log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{quote(name, safe='')}")
             words = command.command(name, model, instance, settings, place)

@@ -9,12 +9,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from talaria.gpu import config
+from talaria.gpu.agent.host import HostKv
 from talaria.gpu.engine.backoff import Backoff, BackoffPolicy
 from talaria.gpu.engine.engine import Engine, EngineState
 from talaria.gpu.engine.errors import Busy, EngineFailed, SwitchFailed
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.engine.switch import SwitchTimes, switch
 from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol.engine import Hello, ToEngine
 from talaria.policy.snapshot import Residency
 
@@ -24,6 +26,8 @@ _POLICY: Final = BackoffPolicy()
 _DRAIN_S: Final = 5.0
 _DRAIN_POLL_S: Final = 0.02
 """SGLang tells nobody when it has become idle: a flush that succeeds is the test."""
+_KEPT: Final = ("mha", "mla")
+"""Families whose KV a host pool takes."""
 _RESIDENCY: Final = {EngineState.PARKED: Residency.PARKED, EngineState.SWITCHING: Residency.PARKED, EngineState.ACTIVE: Residency.ACTIVE}
 
 
@@ -31,14 +35,18 @@ class Supervisor:
     """Implements ``agent.host.Engines``. ``on_down(model, why)``: an engine has died, and nothing of it is left.
 
     Nothing is started behind the slot scheduler's back, since a start needs the whole group: a dead model is absent, and opened again
-    when the scheduler says so, but not before its back-off has passed.
+    when the scheduler says so, but not before its back-off has passed. ``memory`` keeps KV over switches.
     """
 
     def __init__(
         self, models: Mapping[str, config.Model], instance: config.Instance, settings: config.Engine, holds: HoldServer,
-        on_down: Callable[[str, str], None], policy: BackoffPolicy = _POLICY,
+        on_down: Callable[[str, str], None], policy: BackoffPolicy = _POLICY, memory: MemoryServer | None = None,
     ) -> None:  # fmt: skip
-        self.engines = {name: Engine(name, models[name], instance, settings, holds, self._died) for name in instance.models}
+        self.engines = {
+            name: Engine(name, models[name], instance, settings, holds, self._died, memory if models[name].family in _KEPT else None)
+            for name in instance.models
+        }
+        self._memory = memory
         self._most = instance.max_resident_models
         self._holds = holds
         self._on_down = on_down
@@ -96,6 +104,22 @@ class Supervisor:
 
     def kv_version(self, model: str) -> int:
         return self.engines[model].mirror.version
+
+    def restorable_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
+        return from_tokens if self._memory is None else self._memory.cached_tokens(model, prompt, from_tokens)
+
+    def host_version(self) -> int:
+        return 0 if self._memory is None else self._memory.store.version
+
+    def host_kv(self) -> HostKv:
+        if self._memory is None:
+            return HostKv()
+        store = self._memory.store
+        return HostKv(store.used_bytes, store.capacity_bytes, store.restored_bytes, store.registry.evictions)
+
+    def forget_host_kv(self) -> None:
+        if self._memory is not None:
+            self._memory.store.clear()
 
     # --- what they do ----------------------------------------------------------------------------------------------
 

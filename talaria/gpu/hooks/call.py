@@ -50,6 +50,8 @@ class Call:
         """Of the call, passed on to the client's stream."""
         self._seen_chars = 0
         """Of the call, received in this segment: each segment's text begins anew."""
+        self._restores = True
+        """No prefix of it has failed to come back from the host."""
         self._cached: tuple[int, Any] | None = None
         """What SGLang reports of the prefix cache for the call: that of its first segment."""
 
@@ -102,20 +104,39 @@ class Call:
 
     def edit(self, batch: Any, index: int) -> None:
         """Takes note of the scheduler's output for this call and makes it part of one unbroken generation."""
+        if self._lacks_prefix(batch.finished_reasons[index]):
+            self._run_again(batch, index)
+            return
         self._output.extend(batch.output_ids[index])
         done, finish = len(self._output), batch.finished_reasons[index]
         again = "" if finish is None else self._held_again(finish, done)
         self._host.send(engine.Progress(self.id, done))
         if finish is not None:
             self._running = False
-            self._tell_end(finish, again, _device_tokens(batch, index))
+            self._tell_end(finish, again, *_cached_tokens(batch, index))
         if again:
-            batch.finished_reasons[index] = None
-            if batch.weight_versions is not None:
-                batch.weight_versions[index] = None
-            self._state.dispatched = False
+            self._hide_end(batch, index)
         batch.output_strs[index] = self._text(batch.output_strs[index], more=bool(again))
         self._report_first_cached(batch, index)
+
+    def _hide_end(self, batch: Any, index: int) -> None:
+        """The segment's end is not the call's."""
+        batch.finished_reasons[index] = None
+        if batch.weight_versions is not None:
+            batch.weight_versions[index] = None
+        self._state.dispatched = False
+
+    def _lacks_prefix(self, finish: dict[str, Any] | None) -> bool:
+        """The segment was ended because its prefix did not come back from the host: nothing of it was computed."""
+        return finish is not None and finish["type"] == "abort" and finish.get("message") == compat.LOAD_FAILED and self._restores
+
+    def _run_again(self, batch: Any, index: int) -> None:
+        """The same segment, which recomputes its prefix: the linker offers the call no more."""
+        self._restores = False
+        self._hide_end(batch, index)
+        batch.output_ids[index], batch.output_strs[index] = [], ""
+        self._sent, self._seen_chars = False, 0
+        self._host.spawn(self._run())
 
     def _held_again(self, finish: dict[str, Any], done: int) -> str:
         """By which of ``HELD_AGAIN`` the segment has ended; empty: the call has."""
@@ -125,18 +146,18 @@ class Call:
             return "grant"
         return "stopped" if self._stopping else ""
 
-    def _tell_end(self, finish: dict[str, Any], again: str, cached_tokens: int) -> None:
+    def _tell_end(self, finish: dict[str, Any], again: str, device_tokens: int, host_tokens: int) -> None:
         if again:
             reason, why = again, ""
         elif finish["type"] == "abort":
             reason, why = "failed", str(finish.get("message") or "the engine ended it")
         else:
             reason, why = "finished", ""
-        self._send_end(reason, why, cached_tokens)
+        self._send_end(reason, why, device_tokens, host_tokens)
 
-    def _send_end(self, reason: str, why: str, cached_tokens: int) -> None:
+    def _send_end(self, reason: str, why: str, device_tokens: int = 0, host_tokens: int = 0) -> None:
         tokens = array("I", self._output[self._segment_start :]).tobytes()
-        self._host.send(engine.Ended(self.id, reason, len(self._output), tokens, cached_tokens, why))
+        self._host.send(engine.Ended(self.id, reason, len(self._output), tokens, device_tokens, why, host_tokens))
         if reason not in engine.HELD_AGAIN:
             self.ended = True
             self._host.forget(self)
@@ -181,12 +202,13 @@ class Call:
     def end(self, reason: str, why: str) -> None:
         """The last word, unless it was said already."""
         if not self.ended:
-            self._send_end(reason, why, 0)
+            self._send_end(reason, why)
 
 
-def _device_tokens(batch: Any, index: int) -> int:
+def _cached_tokens(batch: Any, index: int) -> tuple[int, int]:
+    """On the device, and on the host."""
     details = batch.cached_tokens_details[index] if batch.cached_tokens_details else None
-    return int(details["device"] if details else batch.cached_tokens[index])
+    return (int(details["device"]), int(details.get("host", 0))) if details else (int(batch.cached_tokens[index]), 0)
 
 
 def _settled(text: str, stops: list[str]) -> str:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 from talaria.gpu import compat
 from talaria.gpu.hooks import pause, resume, stop
+from talaria.gpu.protocol import memory
 from talaria.gpu.protocol.engine import ABI
 
 ABI_KEY: Final = "talaria_abi"
 
 
 def _tell(answer: Any, *_arguments: Any, **_named: Any) -> None:
-    if not compat.unapplied([*HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS]):
+    needed = [*HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS]
+    if memory.SOCKET_VARIABLE in os.environ:
+        from talaria.gpu.hooks import linker
+
+        needed += linker.HOOKS
+    if not compat.unapplied(needed):
         answer.internal_state[ABI_KEY] = ABI
 
 

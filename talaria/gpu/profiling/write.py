@@ -205,14 +205,14 @@ def scenario(cluster: ClusterConfig, profile_path: Path, gap_cap_s: float) -> di
     return {
         "schema": "talaria.scenario/1",
         "name": cluster.name,
-        "about": f"The cluster {cluster.name} as talaria-gpu profile measured it: no host KV registry, no staging.",
+        "about": f"The cluster {cluster.name} as talaria-gpu profile measured it: nothing is staged.",
         "profile": str(profile_path.absolute()),
         "models": models,
         "instances": [
             {
                 "count": 1, "pool": item.pool, "models": list(item.models), "opened": list(item.models),
                 "max_resident_models": item.max_resident_models, "max_running": item.max_running, "inflight_kv": "recompute",
-                "hkvr": False, "staging": False,
+                "hkvr": item.host_kv_bytes > 0, "staging": False,
             }
             for item in cluster.instances
         ],

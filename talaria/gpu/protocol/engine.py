@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-ABI: Final = 2
+ABI: Final = 3
 """Version of this protocol and of the hooks behind it; an agent refuses any other."""
 CALL_HEADER: Final = "x-talaria-call"
 """Carries ``call_id(number)``. A request without it passes through the plugin untouched."""
@@ -90,6 +90,8 @@ class Ended(_Message, frozen=True):
     cached_tokens: int
     """Of this segment's input: found on the device."""
     why: str = ""
+    host_tokens: int = 0
+    """Of this segment's input: brought back from the host."""
 
 
 class Grant(_Message, frozen=True):

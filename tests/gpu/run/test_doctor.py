@@ -18,6 +18,8 @@ from talaria.gpu.doctor.machine import Gpu, parse
 ENGINE = EngineFacts("0.5.23", "0.5.23", ("qwen25", "glm45"), ("qwen3", "glm45"))
 GPUS = [Gpu(number, "NVIDIA B200", 183 * GIB, 0, "580.82") for number in range(8)]
 
+GROUP = {"name": "group0", "gpus": list(range(8)), "tp": 8, "models": ["big", "other"]}
+
 
 def model(directory: Path, name: str, weights_gib: float, **fields: Any) -> dict[str, Any]:
     """A model folder whose sparse weight file has that size."""
@@ -33,10 +35,9 @@ def model(directory: Path, name: str, weights_gib: float, **fields: Any) -> dict
 
 def document(directory: Path, **changes: Any) -> dict[str, Any]:
     models = {"big": model(directory, "big", 438.0, tool_parser="qwen25"), "other": model(directory, "other", 380.0)}
-    group = {"name": "group0", "gpus": list(range(8)), "tp": 8, "models": ["big", "other"]}
     return {
         "schema": "talaria.cluster/1", "name": "one", "gateway": {"port": 0, "admin_key": {"env": "ADMIN_KEY_OF_TEST"}}, "models": models,
-        "instances": [group], **changes,
+        "instances": [GROUP], **changes,
     }  # fmt: skip
 
 
@@ -69,10 +70,11 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"gpus": []}, "instance group0", "no GPU 0", "the driver"),
         ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
         ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512 GiB", "add memory"),
+        ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "1500.0 GiB of KV in 2000 GiB", "lower host_kv_gib"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
         ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
     ],
-    ids=["sglang", "gpu", "driver", "hbm", "ram", "profile-model", "profile"],
+    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "profile-model", "profile"],
 )
 def test_what_would_fail_is_said_with_how_to_mend_it(
     tmp_path: Path, changes: dict[str, Any], machine: dict[str, Any], check: str, what: str, fix: str

@@ -1,0 +1,147 @@
+"""The agent's end of its engines' memory: the pool, its books, and a connection for each rank."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.memory.cpu import MemoryFile
+from talaria.gpu.memory.store import HostStore, Seat
+from talaria.gpu.protocol import memory as protocol
+
+SLAB_BYTES: Final = 256 * 1024
+"""A page of a large model is a few MiB on each rank: little is lost in its last slab, and its slabs are few to name."""
+_log = logging.getLogger(__name__)
+
+
+class MemoryServer:
+    """A host pool of ``pool_bytes`` for ``ranks`` ranks of any number of models. Memory is taken from the machine as it is first used."""
+
+    def __init__(self, pool_bytes: int, ranks: int, slab_bytes: int = SLAB_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        slabs = pool_bytes // ranks // slab_bytes
+        self.store = HostStore(slabs, slab_bytes, ranks)
+        self.path: Path | None = None
+        self._clock = clock
+        self._names: dict[str, str] = {}
+        """Of a served model in the registry, as its engine said when it last started."""
+        self._pool = MemoryFile.make("talaria-host-kv", slabs * slab_bytes * ranks)
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def start(self, path: Path) -> None:
+        """Raises OSError."""
+        self._server = await asyncio.start_unix_server(self._connected, str(path))
+        path.chmod(0o600)
+        self.path = path
+
+    async def stop(self) -> None:
+        """With every connection; the pool is gone with its last user."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._connections.values():
+            writer.close()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._pool.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        seat: Seat | None = None
+        try:
+            _send_descriptor(writer, self._pool.descriptor)
+            join = await _receive(reader)
+            seat = self._seat(join, writer)
+            while seat is not None:
+                self._take(seat, await _receive(reader), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except (msgspec.MsgspecError, ValueError, KeyError) as error:
+            _log.error("event=rank_refused why=%r", error)
+        finally:
+            del self._connections[task]
+            if seat is not None:
+                self.store.leave(seat)
+            writer.close()
+
+    def cached_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
+        """Where a prefix ends that the device has up to ``from_tokens`` and the host continues, before the prompt's last token."""
+        name, page_tokens = self._names.get(model), prompt.page_tokens
+        if name is None:
+            return from_tokens
+        pages = self.store.restorable(name, prompt.hashes, from_tokens // page_tokens)
+        return max(from_tokens, min(pages, (prompt.tokens - 1) // page_tokens) * page_tokens)
+
+    def _seat(self, join: protocol.FromRank, writer: asyncio.StreamWriter) -> Seat | None:
+        """Raises ValueError for a message that is no ``Join``."""
+        if not isinstance(join, protocol.Join):
+            raise ValueError(f"{type(join).__name__} before Join")
+        try:
+            if join.ranks != self.store.ranks:
+                raise ValueError(f"{join.ranks} ranks, the pool has {self.store.ranks}")
+            name = self._names[join.model] = registry_name(join)
+            seat = self.store.join(name, join.rank, join.page_bytes, join.family, join.checkpoint_pages)
+        except ValueError as error:
+            writer.write(protocol.frame(protocol.Refused(str(error))))
+            return None
+        writer.write(protocol.frame(protocol.Welcome(self.store.slab_bytes, self.store.pool.total)))
+        return seat
+
+    def _take(self, seat: Seat, message: protocol.FromRank, writer: asyncio.StreamWriter) -> None:
+        store = self.store
+        if isinstance(message, protocol.Find):
+            pages, slabs = store.find(seat, message.request, protocol.split(message.digests))
+            writer.write(protocol.frame(protocol.Found(message.number, pages, array("I", slabs).tobytes())))
+        elif isinstance(message, protocol.Save):
+            grant = store.save(seat, message.number, protocol.split(message.digests), self._clock())
+            granted, places = array("I", grant.pages).tobytes(), array("I", grant.slabs).tobytes()
+            writer.write(protocol.frame(protocol.Granted(message.number, granted, places, grant.kept)))
+        elif isinstance(message, protocol.Saved):
+            store.saved(seat, message.number, complete=message.complete)
+        elif isinstance(message, protocol.Pin):
+            store.pin(seat, message.request, message.pages)
+        elif isinstance(message, protocol.Done):
+            store.done(seat, message.request)
+        elif isinstance(message, protocol.Drain):
+            store.drain(seat)
+            writer.write(protocol.frame(protocol.Drained(message.number)))
+        else:
+            raise ValueError(f"{type(message).__name__} of a rank that has joined")
+
+
+def registry_name(join: protocol.Join) -> str:
+    """What makes two pages of equal hash interchangeable, rank for rank."""
+    return "/".join(
+        str(part)
+        for part in (
+            join.model, join.revision, join.dtype, join.page_tokens, join.ranks, join.family, join.layers, join.page_bytes,
+            join.checkpoint_pages,
+        )
+    )  # fmt: skip
+
+
+def _send_descriptor(writer: asyncio.StreamWriter, descriptor: int) -> None:
+    """Before anything is written: what the transport sends comes after it."""
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as own:
+        socket.send_fds(own, [b"\0"], [descriptor])
+
+
+_decoder: Final = msgspec.msgpack.Decoder(protocol.FromRank)
+
+
+async def _receive(reader: asyncio.StreamReader) -> protocol.FromRank:
+    """Raises IncompleteReadError at the end, and ValueError or MsgspecError on what is not a message."""
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    if length > protocol.LONGEST_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes")
+    return _decoder.decode(await reader.readexactly(length))

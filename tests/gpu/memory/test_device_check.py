@@ -1,0 +1,56 @@
+"""``scripts/device_check`` without a device: it passes where bytes move, and notices where they do not."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from talaria.gpu.doctor import device
+from talaria.gpu.memory.cpu import CpuMover, CpuStream
+from talaria.gpu.memory.mover import Copies, Stream
+
+
+class Lazy(CpuMover):
+    """Moves the first bytes only."""
+
+    def __init__(self, copies: int) -> None:
+        self.copies = copies
+
+    def stream(self) -> Stream:
+        mover = self
+
+        class Stops(CpuStream):
+            def move(self, copies: Copies) -> None:
+                mover.copies -= 1
+                if mover.copies >= 0:
+                    super().move(copies)
+
+        return Stops()
+
+
+def test_all_bytes_are_right_on_the_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["device_check", "--cpu"])
+    assert device.main() == 0
+    said = capsys.readouterr().out
+    for what in ("peak d2d", "checkpoint KV", "restore KV", "stage, chunk by chunk", "switch, half staged: partial", "all bytes are right"):
+        assert what in said
+
+
+def test_bytes_that_were_not_moved_are_noticed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the mover stops."""
+    monkeypatch.setattr(sys, "argv", ["device_check", "--cpu"])
+    for copies in (0, 20, 80, 140, 250, 280):
+        monkeypatch.setattr(device, "CpuMover", lambda copies=copies: Lazy(copies))
+        assert device.main() == 1, copies
+        assert "is wrong" in capsys.readouterr().err
+
+
+def test_without_a_device_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> tuple[str, CpuMover]:
+        raise ImportError("No module named 'torch'")
+
+    monkeypatch.setattr(device, "_cuda", missing)
+    monkeypatch.setattr(sys, "argv", ["device_check"])
+    assert device.main() == 2
+    assert capsys.readouterr().err.count("\n") == 1

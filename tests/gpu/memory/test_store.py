@@ -1,0 +1,391 @@
+"""The books of the host pool with real bytes behind them: what is exposed is what every rank has written, in whatever order they do."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from talaria.gpu.memory.cpu import CpuStream
+from talaria.gpu.memory.layout import Buffer, PageLayout
+from talaria.gpu.memory.paths import name_of
+from talaria.gpu.memory.store import Grant, HostStore, Seat
+
+SLAB = 64
+SHAPES = {  # of each model: page bytes of the buffers of each layer
+    "mha": [[24, 24], [24, 24]],
+    "mla": [[100], [100], [100]],
+    "recurrent": [[10, 300]],
+}
+DEVICE_PAGES = 64
+
+
+def chain(*parts: str) -> list[bytes]:
+    """Digests of a prompt, page by page."""
+    digests, so_far = [], b""
+    for part in parts:
+        so_far = hashlib.sha256(so_far + part.encode()).digest()
+        digests.append(so_far)
+    return digests
+
+
+def content(model: str, rank: int, digest: bytes, nbytes: int) -> bytes:
+    """What a rank computes for a page."""
+    seed = hashlib.sha256(f"{model}/{rank}/".encode() + digest).digest()
+    return (seed * (nbytes // len(seed) + 1))[:nbytes]
+
+
+class Rank:
+    """A rank's device pool, over its partition of the host pool."""
+
+    def __init__(self, store: HostStore, model: str, rank: int, pool: ctypes.Array[ctypes.c_char]) -> None:
+        self.model, self.rank = model, rank
+        shape = SHAPES[model]
+        self.device = [[ctypes.create_string_buffer(size * DEVICE_PAGES) for size in layer] for layer in shape]
+        buffers = [
+            Buffer(number, ctypes.addressof(memory), size)
+            for number, (memories, sizes) in enumerate(zip(self.device, shape, strict=True))
+            for memory, size in zip(memories, sizes, strict=True)
+        ]
+        self.layout = PageLayout(buffers, SLAB, ctypes.addressof(pool))
+        self.seat: Seat = store.join(model, rank, self.layout.page_bytes)
+        self.stream = CpuStream()
+        self.number = 0
+
+    def compute(self, page: int, digest: bytes) -> None:
+        self._each(page, content(self.model, self.rank, digest, self.layout.page_bytes))
+
+    def _each(self, page: int, data: bytes | None) -> bytes:
+        """The bytes of a page over all layers, overwritten where there is ``data``."""
+        found = b""
+        for memories, sizes in zip(self.device, SHAPES[self.model], strict=True):
+            for memory, size in zip(memories, sizes, strict=True):
+                if data is not None:
+                    ctypes.memmove(ctypes.addressof(memory) + page * size, data[len(found) : len(found) + size], size)
+                found += memory.raw[page * size : (page + 1) * size]
+        return found
+
+    def page(self, page: int) -> bytes:
+        return self._each(page, None)
+
+    def offer(self, store: HostStore, digests: Sequence[bytes], now_s: float) -> tuple[int, Grant]:
+        self.number += 1
+        return self.number, store.save(self.seat, self.number, digests, now_s)
+
+    def write(self, digests: Sequence[bytes], grant: Grant) -> None:
+        for page in grant.pages:
+            self.compute(page, digests[page])
+        if grant.pages:
+            self.stream.copy(self.layout.to_pool(grant.pages, grant.slabs)).wait()
+
+    def save(self, store: HostStore, digests: Sequence[bytes], now_s: float = 0.0) -> bool:
+        number, grant = self.offer(store, digests, now_s)
+        self.write(digests, grant)
+        store.saved(self.seat, number, complete=True)
+        return grant.kept
+
+    def restore(self, store: HostStore, digests: Sequence[bytes], from_page: int = 0) -> int:
+        """Copies what can be restored into freshly poisoned pages and checks every byte; where it ends."""
+        pages, slabs = store.find(self.seat, "request", digests[from_page:])
+        if pages:
+            store.pin(self.seat, "request", pages)
+            targets = list(range(pages))
+            for page in targets:
+                self._each(page, b"\xff" * self.layout.page_bytes)
+            for layer in range(self.layout.layers):
+                self.stream.copy(self.layout.to_device(targets, slabs, layer)).wait()
+            for page in targets:
+                expected = content(self.model, self.rank, digests[from_page + page], self.layout.page_bytes)
+                assert self.page(page) == expected
+        store.done(self.seat, "request")
+        return from_page + pages if pages else 0
+
+
+@dataclass
+class Host:
+    store: HostStore
+    pools: list[ctypes.Array[ctypes.c_char]]
+    ranks: list[Rank] = field(default_factory=list)
+
+    def engine(self, model: str) -> list[Rank]:
+        ranks = [Rank(self.store, model, rank, pool) for rank, pool in enumerate(self.pools)]
+        self.ranks += ranks
+        return ranks
+
+
+@pytest.fixture(params=[1, 2])
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    yield from hosts(40, request.param)
+
+
+@pytest.fixture
+def pair() -> Iterator[Host]:
+    yield from hosts(40, 2)
+
+
+def hosts(slabs: int, ranks: int) -> Iterator[Host]:
+    made = Host(HostStore(slabs, SLAB, ranks), [ctypes.create_string_buffer(slabs * SLAB) for _ in range(ranks)])
+    yield made
+    assert made.store.audit() == []
+    for rank in made.ranks:
+        rank.stream.close()
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_prefix_comes_back_byte_for_byte(host: Host, model: str) -> None:
+    engine, prompt = host.engine(model), chain("a", "b", "c")
+    for rank in engine:
+        assert rank.restore(host.store, prompt) == 0
+    for rank in engine:
+        assert rank.save(host.store, prompt)
+    for rank in engine:
+        assert rank.restore(host.store, chain("a", "b", "c", "d")) == 3
+        assert rank.restore(host.store, chain("a", "b", "x")) == 2
+        assert rank.restore(host.store, chain("x", "b", "c")) == 0
+        assert rank.restore(host.store, prompt, from_page=1) == 3
+    assert host.store.used_bytes == 3 * engine[0].seat.page_slabs * SLAB * len(engine)
+    assert host.store.restorable(model, [name_of(digest) for digest in prompt], 0) == 3
+    assert not host.store.registry.held_bytes
+
+
+def test_what_one_rank_has_not_written_is_not_exposed(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    prompt = chain("a", "b")
+    assert first.save(pair.store, prompt)
+    assert first.restore(pair.store, prompt) == second.restore(pair.store, prompt) == 0
+    number, grant = second.offer(pair.store, prompt, 0.0)
+    second.write(prompt, grant)
+    assert first.restore(pair.store, prompt) == 0
+    pair.store.saved(second.seat, number, complete=True)
+    assert first.restore(pair.store, prompt) == second.restore(pair.store, prompt) == 2
+
+
+def test_models_share_the_pool_and_no_prefix(host: Host) -> None:
+    prompt = chain("a", "b")
+    for rank in host.engine("mha"):
+        rank.save(host.store, prompt)
+    other = host.engine("mla")
+    assert all(rank.restore(host.store, prompt) == 0 for rank in other)
+    for rank in other:
+        rank.save(host.store, prompt)
+    assert all(rank.restore(host.store, prompt) == 2 for rank in host.ranks)
+
+
+def test_a_barrier_closes_what_ranks_disagree_on_at_the_last_page_that_all_have(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    long, short = chain(*"abcdef"), chain(*"abcd")
+    first.save(pair.store, long)
+    second.save(pair.store, short)
+    assert first.restore(pair.store, long) == 0
+    pair.store.drain(first.seat)
+    assert first.restore(pair.store, long) == 0
+    pair.store.drain(second.seat)
+    assert first.restore(pair.store, long) == second.restore(pair.store, long) == 4
+    assert not pair.store.registry.held_bytes
+    for rank in (first, second):
+        rank.save(pair.store, long)
+    assert first.restore(pair.store, long) == second.restore(pair.store, long) == 6
+
+
+def test_ranks_that_hash_differently_share_what_comes_before(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    first.save(pair.store, chain(*"abcde"))
+    second.save(pair.store, chain(*"abcxe"))
+    for rank in (first, second):
+        pair.store.drain(rank.seat)
+    assert first.restore(pair.store, chain(*"abcde")) == second.restore(pair.store, chain(*"abcxe")) == 3
+    assert pair.store.used_bytes == 3 * first.seat.page_slabs * SLAB * 2
+
+
+def test_a_barrier_of_one_model_leaves_another_ones_copies_alone(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    other, peer = pair.engine("mla")
+    prompt = chain("a", "b")
+    number, grant = other.offer(pair.store, prompt, 0.0)
+    for rank in (first, second):
+        rank.save(pair.store, prompt)
+        pair.store.drain(rank.seat)
+    assert first.restore(pair.store, prompt) == 2
+    other.write(prompt, grant)
+    pair.store.saved(other.seat, number, complete=True)
+    peer.save(pair.store, prompt)
+    assert other.restore(pair.store, prompt) == 2
+
+
+def test_a_copy_that_failed_voids_its_pages_until_they_are_written_again(host: Host) -> None:
+    engine, prompt = host.engine("mha"), chain("a", "b")
+    for rank in engine:
+        number, _ = rank.offer(host.store, prompt, 0.0)
+        host.store.saved(rank.seat, number, complete=rank.rank > 0)
+    assert all(rank.restore(host.store, prompt) == 0 for rank in engine)
+    for rank in engine:
+        host.store.drain(rank.seat)
+    assert host.store.used_bytes == 0
+    for rank in engine:
+        rank.save(host.store, prompt)
+    assert all(rank.restore(host.store, prompt) == 2 for rank in engine)
+
+
+def test_a_full_pool_evicts_the_oldest_and_refuses_what_is_held(host: Host) -> None:
+    engine = host.engine("mha")
+    pages = host.store.pool.total // engine[0].seat.page_slabs
+    old, new, huge = chain(*(f"old{page}" for page in range(pages))), chain("new"), chain(*map(str, range(pages + 1)))
+    for rank in engine:
+        assert rank.save(host.store, old, 1.0)
+    assert not engine[0].save(host.store, huge, 2.0)
+    for rank in engine:
+        assert host.store.find(rank.seat, "returning", old)[0] == pages
+    assert not engine[0].save(host.store, new, 3.0)
+    for rank in engine:
+        host.store.done(rank.seat, "returning")
+    for rank in engine:
+        assert rank.save(host.store, new, 4.0)
+    assert all(rank.restore(host.store, new) == 1 for rank in engine)
+    assert all(rank.restore(host.store, old) == pages - 1 for rank in engine)
+    assert host.store.registry.evictions == 1
+
+
+def test_pins_and_references_go_apart(host: Host) -> None:
+    engine, prompt = host.engine("mha"), chain("a")
+    for rank in engine:
+        rank.save(host.store, prompt)
+    seat, registry = engine[0].seat, host.store.registry
+    host.store.find(seat, "one", prompt)
+    held = registry.held_bytes
+    assert held > 0
+    host.store.pin(seat, "one", 1)
+    host.store.find(seat, "two", prompt)
+    host.store.done(seat, "one")
+    assert registry.held_bytes == held
+    host.store.done(seat, "two")
+    assert registry.held_bytes == 0
+    host.store.done(seat, "two")
+
+
+def test_an_engine_that_dies_leaves_its_pages_and_nothing_else(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    done, begun = chain("a", "b"), chain("a", "b", "c", "d")
+    for rank in (first, second):
+        rank.save(pair.store, done)
+    number, grant = first.offer(pair.store, begun, 1.0)
+    second.offer(pair.store, begun, 1.0)
+    pair.store.find(first.seat, "request", done)
+    pair.store.leave(second.seat)
+    assert pair.store.audit() == []
+    free = pair.store.pool.free
+    other = pair.engine("mla")
+    for rank in other:
+        rank.save(pair.store, chain("x"))
+    first.write(begun, grant)  # it does not know yet that its peer is gone
+    assert all(rank.restore(pair.store, chain("x")) == 1 for rank in other)
+    pair.store.leave(first.seat)
+    assert pair.store.pool.free > free - other[0].seat.page_slabs
+    again = pair.engine("mha")
+    assert all(rank.restore(pair.store, begun) == 2 for rank in again)
+    assert pair.store.audit() == []
+    pair.store.saved(first.seat, number, complete=True)
+
+
+def test_a_seat_is_taken_once(host: Host) -> None:
+    host.engine("mha")
+    with pytest.raises(ValueError, match="taken"):
+        host.store.join("mha", 0, 96)
+    with pytest.raises(ValueError, match="of"):
+        host.store.join("mha", host.store.ranks, 96)
+
+
+def test_a_cleared_pool_is_empty_and_goes_on(host: Host) -> None:
+    engine, prompt = host.engine("mha"), chain("a", "b")
+    for rank in engine:
+        rank.save(host.store, prompt)
+    host.store.find(engine[0].seat, "late", prompt)
+    host.store.clear()
+    host.store.done(engine[0].seat, "late")
+    assert host.store.pool.free == host.store.pool.total
+    assert all(rank.restore(host.store, prompt) == 0 for rank in engine)
+    for rank in engine:
+        rank.save(host.store, prompt)
+    assert all(rank.restore(host.store, prompt) == 2 for rank in engine)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_ranks_do_what_is_restored_is_what_was_computed(seed: int) -> None:
+    """Two models, two ranks, sessions that grow and fork, lagging and failing copies, barriers, deaths, and a pool that is too small."""
+    draw = random.Random(seed)
+    generator = hosts(60, 2)
+    made = next(generator)
+    store = made.store
+    engines = {model: made.engine(model) for model in ("mha", "mla")}
+    sessions = {model: [[f"{model}{draw.random()}"] for _ in range(4)] for model in engines}
+    late: list[tuple[Rank, int, list[bytes], Grant]] = []
+    restored = 0
+    for step in range(400):
+        model = draw.choice(list(engines))
+        engine, session = engines[model], draw.choice(sessions[model])
+        action = draw.random()
+        if action < 0.5:
+            session.append(str(draw.random()))
+            if len(session) > 8:
+                del session[draw.randrange(1, 8) :]
+            prompt = chain(*session)
+            for rank in engine:
+                mine = prompt[: draw.randrange(1, len(prompt) + 1)] if draw.random() < 0.1 else prompt
+                number, grant = rank.offer(store, mine, float(step))
+                if draw.random() < 0.3:
+                    late.append((rank, number, mine, grant))
+                else:
+                    rank.write(mine, grant)
+                    store.saved(rank.seat, number, complete=draw.random() < 0.9)
+        elif action < 0.7 and late:
+            rank, number, mine, grant = late.pop(draw.randrange(len(late)))
+            rank.write(mine, grant)
+            store.saved(rank.seat, number, complete=True)
+        elif action < 0.95:
+            prompt = chain(*session)
+            ends = {rank.restore(store, prompt) for rank in engine}
+            assert len(ends) == 1
+            restored += ends.pop()
+        else:
+            mine, late = [item for item in late if item[0] in engine], [item for item in late if item[0] not in engine]
+            if draw.random() < 0.5:
+                for rank, number, prompt, grant in mine:
+                    rank.write(prompt, grant)
+                    store.saved(rank.seat, number, complete=True)
+                for rank in engine:
+                    store.drain(rank.seat)
+            else:
+                first, second = draw.sample(engine, 2)
+                store.leave(first.seat)
+                for rank, _, prompt, grant in mine:
+                    if rank is second:
+                        rank.write(prompt, grant)
+                store.leave(second.seat)
+                engines[model] = made.engine(model)
+        assert store.audit() == []
+    assert restored > 50
+    assert store.registry.evictions > 0
+    for rank, number, _, _ in late:
+        store.saved(rank.seat, number, complete=False)
+    for engine in engines.values():
+        for rank in engine:
+            store.drain(rank.seat)
+    assert not store.registry.held_bytes
+    next(generator, None)
+
+
+def test_a_layout_cuts_pages_at_slabs_and_loses_no_byte() -> None:
+    layout = PageLayout([Buffer(0, 0, 100), Buffer(0, 10_000, 30), Buffer(1, 20_000, 100)], SLAB)
+    assert (layout.page_bytes, layout.page_slabs, layout.layers) == (230, 4, 2)
+    whole = layout.to_pool([3], [7, 1, 9, 2])
+    layers = [layout.to_device([3], [7, 1, 9, 2], layer) for layer in range(2)]
+    assert np.array_equal(np.concatenate([layer.source for layer in layers]), whole.to)
+    assert np.array_equal(np.concatenate([layer.to for layer in layers]), whole.source)
+    assert whole.nbytes.sum() == 230
+    covered = sorted(at for start, size in zip(whole.to, whole.nbytes, strict=True) for at in range(start, start + size))
+    assert len(set(covered)) == 230
+    assert {at // SLAB for at in covered} == {7, 1, 9, 2}
