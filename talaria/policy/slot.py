@@ -143,12 +143,11 @@ class Slot:
             return
         self.batch_predicted_s -= predicted_s
         self.promised_until_s -= predicted_s
-        if self.oversize_s:
-            self._outlast(-self.oversize_s)
         if self.batch_is_sp:
             self.sp_admitted -= 1
         else:
             self.p_admitted -= 1
+            self._outlast(-self.oversize_s)
 
     def _prefilled(self, call_id: int, now_s: float) -> None:
         """One call of the batch is out of prefill (or out of the engine); the last one ends the batch."""

@@ -116,6 +116,19 @@ def test_a_refused_prefill_that_fits_no_slot_gives_its_time_back() -> None:
     assert made.rounds[0].slots[0].closed_s <= BOUND_S
 
 
+def test_a_return_that_is_refused_behind_a_prefill_that_fits_no_slot_does_not_end_the_slot() -> None:
+    made = host("a", "b")
+    made.submit(call(1, prompt=200_000, output=10), call(9, "b", output=10))  # 20.1 s
+    made.run(20.2)
+    made.refusals = 1
+    back(2, cached=made)
+    made.run(20.3)
+    back(3, cached=made, session="s")
+    made.run()
+    slot = made.rounds[0].slots[0]
+    assert (made.refusals, slot.oversize, slot.sp_admitted, slot.sp_batches) == (0, 1, 2, 3)
+
+
 def test_a_call_that_would_fit_an_empty_slot_goes_alone_unflagged() -> None:
     made = host("a", timing=replace(TIMING, decode_s_per_context_token=2e-7))
     made.submit(call(1, prompt=50_000, output=400))
