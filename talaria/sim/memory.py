@@ -234,7 +234,7 @@ class InstanceMemory:
         self._changes += 1
         if self._cache is not None and run.spans and not run.swapped:
             self._cache.release(run.spans, run.view.call.prompt_tokens if run.view.generated_tokens else 0, now_s)
-        run.spans = ()
+        run.spans, run.saved_tokens = (), 0  # its host buffer goes with it
 
     def _checkpoint(self, run: Run, tokens: int, now_s: float) -> None:
         key = run.view.call.key

@@ -138,6 +138,18 @@ def test_what_left_the_device_once_is_not_copied_to_the_host_again() -> None:
     assert memory.swap_out(run, 2.0) == pytest.approx(kv_s(20))
 
 
+def test_a_call_that_begins_anew_has_nothing_left_in_its_host_buffer() -> None:
+    memory, run = in_flight(hkvr=False)
+    memory.swap_out(run, 0.0)
+    memory.drop(run, 1.0)
+    memory.crash()
+    memory.activate(MODELS[0])
+    run.swapped, run.view.generated_tokens = False, 0
+    assert memory.admit(run, 20, 2.0) is None
+    run.view.generated_tokens = 2
+    assert memory.swap_out(run, 3.0) == pytest.approx(kv_s(10_002))
+
+
 def test_in_flight_kv_that_the_registry_holds_stays_pinned_there_instead_of_being_copied() -> None:
     memory, run = in_flight(hkvr=True)
     served = Run(run.view, run.node, 100, Environment().event())
