@@ -145,7 +145,7 @@ def descriptors() -> set[str]:
 
 
 def mappings() -> int:
-    return sum("talaria-" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return sum("/memfd:talaria-" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def chain(*tokens: int) -> list[str]:
