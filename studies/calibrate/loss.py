@@ -25,8 +25,9 @@ from talaria.sim.run import RunPlan, simulate
 
 Residuals = npt.NDArray[np.float64]
 IMPOSSIBLE = 20.0
-"""Residual of a number that was never seen, or of values with which no run is possible: far worse than any miss."""
+"""Residual of values with which no run is possible, and the most that a miss counts."""
 _WORST = 5.0
+"""Residual of a number that was never seen."""
 
 
 @dataclass(slots=True)
@@ -70,8 +71,8 @@ class Trial:
         except InputError:
             self._plans = None
 
-    def residuals(self, seeds: Iterable[int], stop: Callable[[int, float], bool] | None = None) -> tuple[Residuals, Found | None]:
-        """Weighted residuals of means over ``seeds``. ``stop(draws, loss)`` may end it early, on a hopeless trial."""
+    def residuals(self, seeds: Iterable[int], tell: Callable[[int, float], None] | None = None) -> tuple[Residuals, Found | None]:
+        """Weighted residuals of means over ``seeds``. ``tell(draws, loss)`` is called after each; what it raises ends a hopeless trial."""
         count = len(self._testbed.fitted) + len(self._testbed.orders)
         if self._plans is None:
             return np.full(count, IMPOSSIBLE), None
@@ -88,8 +89,8 @@ class Trial:
             except (ConservationError, InputError):
                 return np.full(count, IMPOSSIBLE), None
             residuals = np.array([*self._misses(found)])
-            if stop is not None and stop(draws, loss(residuals)):
-                break
+            if tell is not None:
+                tell(draws, loss(residuals))
         return residuals, found
 
     def _curves(self) -> dict[str, Timing]:

@@ -53,13 +53,12 @@ def _study(
     def objective(trial: optuna.Trial) -> float:
         values = {**fixed, **{item.name: item.from_unit(trial.suggest_float(item.name, *bounds[item.name])) for item in free}}
 
-        def stop(draws: int, so_far: float) -> bool:
+        def stop_if_hopeless(draws: int, so_far: float) -> None:
             trial.report(so_far, draws)
             if trial.should_prune():
                 raise optuna.TrialPruned
-            return False
 
-        return loss(Trial(testbed, draft, values).residuals(testbed.search_seeds, stop)[0])
+        return loss(Trial(testbed, draft, values).residuals(testbed.search_seeds, stop_if_hopeless)[0])
 
     def tell(done: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number % 20 == 19:

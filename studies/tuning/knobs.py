@@ -6,6 +6,7 @@ interval holds the values whose SCT p95 is not significantly worse than the tune
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -24,7 +25,7 @@ from talaria.sim.parallel import Pool
 from talaria.sim.scenario import Scenario
 from talaria.tune.beats import Pulse
 from talaria.tune.search import Search
-from talaria.tune.task import Task, code_hash, scenario_hash
+from talaria.tune.task import Task
 from talaria.tune.validate import choose, validate
 
 TRIALS = 20
@@ -80,8 +81,8 @@ def study(scenario: Scenario, slower: float, pool: Pool) -> Found:
 
 def kept(scenario: Scenario, slower: float, pool: Pool) -> Found:
     """``study``, from an earlier run that was broken off where nothing that it rests on has changed since."""
-    key = f"{scenario_hash(with_tools(scenario, slower))}-{code_hash()}-{TRIALS}"
-    path = KEPT / f"{key}.json"
+    rests_on = [task(with_tools(scenario, slower)).document(), TRIALS, [*CHECKS], [*SPANS]]
+    path = KEPT / f"{hashlib.sha256(json.dumps(rests_on, sort_keys=True).encode()).hexdigest()[:16]}.json"
     if path.exists():
         row = json.loads(path.read_text(encoding="utf-8"))
         return Found(**{**row, "spans": {name: tuple(span) for name, span in row["spans"].items()}})
