@@ -105,7 +105,7 @@ def _trial(task: Task, trial: FrozenTrial) -> Document:
 
 
 def policy_text(task: Task, tuned: Mapping[str, Any], document: Document) -> str:
-    """``talaria.policy/1``: the knobs with their units, and where they come from. Nothing in it depends on when or where it was written."""
+    """``talaria.policy/1``: the knobs with their units, and where they come from. Nothing in it depends on when it was written."""
     knobs = {**task.knobs, **{name: value for name, value in tuned.items() if name != INSTANCES}}
     lines = [f"schema: {POLICY_SCHEMA}", f"config: {task.config.name}", "knobs:"]
     lines += [f"  {name}: {_scalar(value)}  # {_said(name)}" for name, value in knobs.items()]
