@@ -71,7 +71,7 @@ class Beats:
                 self._seen[number] = (beat, now_s)
             elif now_s - since_s > self._pulse.grace_s and number not in self._running:
                 dead.append(trial)
-        return any([give_back(self._study, trial) for trial in dead])
+        return any([give_back(self._study, trial, most=MOST_RETRIES) for trial in dead])
 
     def _beat(self) -> None:
         count = 0
@@ -92,15 +92,15 @@ class Beats:
         self._thread.join()
 
 
-def give_back(study: optuna.Study, trial: FrozenTrial) -> bool:
-    """Fail ``trial`` and queue it again with its parameters; False if somebody else has ended it in the meantime."""
+def give_back(study: optuna.Study, trial: FrozenTrial, *, most: int | None = None) -> bool:
+    """Fail ``trial`` and queue it again with its parameters, at most ``most`` times if given; False if somebody else has ended it."""
     if not end(study, trial.number, state=TrialState.FAIL):
         return False
     attributes = {name: value for name, value in trial.user_attrs.items() if name not in (BEAT, WORKER)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls it experimental
         trial.user_attrs = attributes
-        RetryHeartbeatStaleTrialCallback(max_retry=MOST_RETRIES)(study, trial)
+        RetryHeartbeatStaleTrialCallback(max_retry=most)(study, trial)
     return True
 
 

@@ -15,11 +15,12 @@ from talaria.errors import InputError
 from talaria.sim import parallel
 from talaria.sim.parallel import Pool
 from talaria.tune import search as searching
-from talaria.tune.beats import BEAT, WORKER, Beats, Pulse, give_back
+from talaria.tune.beats import BEAT, MOST_RETRIES, WORKER, Beats, Pulse, give_back
 from talaria.tune.goals import parse_objectives
 from talaria.tune.search import DRAWS, REFUSED, Search
 from talaria.tune.study import FINISHED
 from talaria.tune.task import Measured, Replay, Task, measure
+from talaria.tune.validate import default_trial
 from tests.tune.small import searched, small_task
 
 
@@ -147,6 +148,15 @@ def test_an_interrupt_keeps_what_is_finished_and_the_rest_is_run_again(storage: 
     given_up, again = trials[4:8], trials[8:]
     assert [trial.state for trial in trials if trial.state in FINISHED] == [TrialState.COMPLETE] * 8
     assert [trial.params for trial in again] == [trial.params for trial in given_up]
+
+
+def test_a_trial_that_was_interrupted_many_times_is_still_run(storage: BaseStorage, interrupted_at: Any) -> None:
+    for _ in range(MOST_RETRIES + 2):
+        interrupted_at(1)
+        with pytest.raises(KeyboardInterrupt):
+            searched(small_task(), storage, 2)
+    trials = searched(small_task(), storage, 2).studied.finished()
+    assert len(trials) == 2 and default_trial(trials).params == small_task().defaults
 
 
 class Clock:
