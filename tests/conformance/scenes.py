@@ -120,7 +120,7 @@ def linger(scene: Scene) -> None:
 
 def drain(scene: Scene) -> None:
     """D_fin: calls decode, and the return that has just come finds no room before the slot's end."""
-    sessions = [f"back{number}" for number in range(6)]
+    sessions = [f"back{number}" for number in range(8)]
     scene.warm(*sessions)
     first_decode(scene)
     for number, session in enumerate(sessions):
