@@ -97,8 +97,11 @@ def parse_knob(name: str, value: object, where: str) -> object:
         raise InputError(f"{name}={value} is not allowed", where=where, allowed=error.allowed, fix=meaning) from None
 
 
-def parse_seeds(seed: str | None, seeds: str | None, default: int) -> range:
-    """``--seed N`` is N alone; ``--seeds N`` is 0..N−1 and ``A:B`` is A..B−1; neither is 0..default−1. Raises InputError."""
+def parse_seeds(seed: str | None, seeds: str | None, default: int, *, where: str = "--seeds") -> range:
+    """``--seed N`` is N alone; ``--seeds N`` is 0..N−1 and ``A:B`` is A..B−1; neither is 0..default−1. Raises InputError.
+
+    ``where``: the option that gave ``seeds``.
+    """
     if seed is not None and seeds is not None:
         raise InputError("given together with --seeds", where="--seed", allowed="one of --seed and --seeds")
     if seed is not None:
@@ -110,10 +113,10 @@ def parse_seeds(seed: str | None, seeds: str | None, default: int) -> range:
     first, colon, last = seeds.partition(":")
     low, high = (first, last) if colon else ("0", first)
     if not (_is_seed(low) and _is_seed(high)):
-        raise InputError(f"{seeds!r} is no number of seeds", where="--seeds", allowed="N (0..N-1) or A:B (A..B-1), integers from 0")
+        raise InputError(f"{seeds!r} is no number of seeds", where=where, allowed="N (0..N-1) or A:B (A..B-1), integers from 0")
     found = range(int(low), int(high))
     if not 1 <= len(found) <= MAX_SEEDS:
-        raise InputError(f"{seeds!r} means {len(found):,} seeds", where="--seeds", allowed=f"1 to {MAX_SEEDS:,} seeds")
+        raise InputError(f"{seeds!r} means {len(found):,} seeds", where=where, allowed=f"1 to {MAX_SEEDS:,} seeds")
     return found
 
 

@@ -45,7 +45,7 @@ def sweep(
     from talaria.sim.interrupts import deferred
     from talaria.sim.parallel import Pool
     from talaria.tune import sweep as sweeping
-    from talaria.tune.storage import IN_MEMORY, sqlite_url
+    from talaria.tune.storage import IN_MEMORY, beginning, sqlite_url
 
     axes = parse_axes(knob, values)
     asked = request(options, default_scenario=sweeping.default_scenario(axes))
@@ -53,11 +53,10 @@ def sweep(
         if axis.knob in asked.knobs:
             raise InputError(f"{axis.knob} is swept and also set to {asked.knobs[axis.knob]}", where="--set", fix="leave one of them out")
     cases = sweeping.cases(axes, lambda knobs: asked.plan(knobs=knobs), options.out)
-    url = storage or (sqlite_url(options.out / "study.db") if options.out else IN_MEMORY)
+    url = storage if storage is not None else sqlite_url(options.out / "study.db") if options.out else IN_MEMORY
     with kept_storage(url) as kept:
-        chosen = sweeping.Sweep(
-            axes, cases, seeds, kept, study, decisions=options.decisions, timeline=options.timeline
-        )  # fmt: skip
+        with beginning(url):
+            chosen = sweeping.Sweep(axes, cases, seeds, kept, study, decisions=options.decisions, timeline=options.timeline)
         runs, total = chosen.runs_left(), len(cases) * len(seeds)
         announce(cases[0].plan)
         if runs < total:

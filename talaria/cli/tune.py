@@ -50,9 +50,11 @@ def tune(
     Without options: tau, gamma and nu on paper-tp8, paper-tp4-high and four-by-five, 100 trials, into ./talaria-out/tune. The same
     command continues a study; on several hosts with one --storage, they share it.
     """
-    draws, unseen = parse_seeds(None, options.seeds, default=DRAWS), parse_seeds(None, validation, default=0)
+    draws, unseen = parse_seeds(None, options.seeds, default=DRAWS), parse_seeds(None, validation, default=0, where="--validation")
     if shared := range(max(draws.start, unseen.start), min(draws.stop, unseen.stop)):
         raise InputError(f"{validation!r} holds draw {shared[0]} of the search", where="--validation", allowed="draws that it has not")
+    if not study.strip():
+        raise InputError(f"{study!r} names no study", where="--study", allowed="a name")
 
     from talaria.cli.console import note, progress, show_document
     from talaria.report.files import check_writable
@@ -60,25 +62,26 @@ def tune(
     from talaria.tune import output, report
     from talaria.tune.beats import Pulse
     from talaria.tune.search import Search
-    from talaria.tune.storage import redacted, sqlite_url
+    from talaria.tune.storage import beginning, redacted, sqlite_url
 
     task = parse_task(scenario, options, knobs, objective, constraint or [], draws)
     chosen = parse_sampler(sampler, task)
     check_writable(out / "policy.yaml")
-    url = storage or sqlite_url(out / "study.db")
-    for item in task.scenarios:
-        note(f"scenario {item.name}: {item.about}")
+    url = storage if storage is not None else sqlite_url(out / "study.db")
     with kept_storage(url) as kept:
-        search = Search(task, kept, study, trials, sampler=chosen, seed=seed, pulse=Pulse())
+        with beginning(url):
+            search = Search(task, kept, study, trials, sampler=chosen, seed=seed, pulse=Pulse())
+        for item in task.scenarios:
+            note(f"scenario {item.name}: {item.about}")
         left = max(trials - len(search.studied.finished()), 0)
         with Pool((left * len(draws) + 2 * len(unseen)) * len(task.scenarios), jobs) as pool:
-            with progress("tuning", trials) as advance:
-                try:
+            try:
+                with progress("tuning", trials) as advance:
                     search.run(pool, lambda finished: advance(report.headline(task, finished), len(finished)))
-                except KeyboardInterrupt:
-                    note(f"interrupted: {len(search.studied.finished())} of {trials} trials are kept; the same command goes on")
-                    raise typer.Exit(INTERRUPTED) from None
-            document = output.finish(task, search.studied.finished(), unseen, pool, out, study=study, storage=redacted(url))
+                document = output.finish(task, search.studied.finished(), unseen, pool, out, study=study, storage=redacted(url))
+            except KeyboardInterrupt:
+                note(f"interrupted: {len(search.studied.finished())} of {trials} trials are kept; the same command goes on")
+                raise typer.Exit(INTERRUPTED) from None
     for line in report.remarks(document):
         note(line)
     show_document(document, report.tune_table, as_json=options.json)

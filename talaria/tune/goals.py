@@ -132,7 +132,9 @@ def _parse_constraint(text: str, where: str) -> Constraint:
         metric, relation, bound = matched.groups() if matched else ("", "", "")
         value = float(bound)
     except ValueError:
-        raise InputError(f"{text!r} is no constraint", where=where, allowed="METRIC<=NUMBER, METRIC>=NUMBER or METRIC==NUMBER") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{text!r} is no constraint", where=where, allowed="METRIC<=NUMBER, METRIC>=NUMBER or METRIC==NUMBER")
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS, where=where)
     return Constraint(metric, relation, value)  # type: ignore[arg-type]

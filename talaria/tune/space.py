@@ -95,7 +95,7 @@ def _instances(span: str, where: str) -> Dimension:
     if not span:
         raise InputError("instances has no range of its own", where=where, fix="write for example instances=1:8")
     low, high = _range(INSTANCES, span, where)
-    if not (low == int(low) and high == int(high) and low >= 1 and high <= MOST_INSTANCES):
+    if not (low.is_integer() and high.is_integer() and low >= 1 and high <= MOST_INSTANCES):
         raise InputError(f"instances={span} is not allowed", where=where, allowed=f"whole numbers from 1 to {MOST_INSTANCES}")
     return Dimension(INSTANCES, "", int(high), low, high, whole=True)
 

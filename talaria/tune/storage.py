@@ -6,7 +6,8 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 IN_MEMORY, JOURNAL, GRPC = "memory:", "journal:", "grpc://"
 FORMS = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, another SQLAlchemy URL, journal:FILE, grpc://HOST:PORT"
 INSTALL = "in a checkout: pip install '.[tune]' for PostgreSQL and gRPC; other drivers by their own name"
+NO_FILE = ("sqlite://", "sqlite:///", "sqlite:///:memory:")
 CONNECT_S = 10
 LOCKED_S = 120
 """How long a process waits for others that write to the same SQLite file."""
+WHOLE_S = 1.0
+"""How long another process may take to append to a journal."""
 CREATIONS, IN_CREATION = 10, ("already exists", "unique", "duplicate", "locked", "deadlock")
 """Tries to open a database, and words of what goes wrong while another process is creating Optuna's tables in it."""
 DRIVERS = {"postgresql://": "postgresql+psycopg://", "postgres://": "postgresql+psycopg://"}
@@ -47,7 +51,7 @@ def redacted(url: str) -> str:
 
 
 @contextmanager
-def opened(url: str, *, where: str = "--storage") -> Iterator[BaseStorage]:
+def opened(url: str) -> Iterator[BaseStorage]:
     """The storage at ``url`` for the time of the block; an SQLite file or journal that is not there is created.
 
     Raises InputError, in one line and without the password, if it cannot be reached, is none, or its driver is missing; and
@@ -57,22 +61,36 @@ def opened(url: str, *, where: str = "--storage") -> Iterator[BaseStorage]:
 
     optuna.logging.set_verbosity(logging.ERROR)
     with ExitStack() as held:
-        try:
-            with _quietly():
-                storage = _open(url, held)
-        except InputError:
-            raise
-        except Exception as error:  # each driver has errors of its own
-            if not _is_refusal(error):
-                raise
-            fix = INSTALL if isinstance(error, ImportError) else ""
-            raise InputError(f"cannot be used: {_reason(error)}", where=f"{where} {redacted(url)}", allowed=FORMS, fix=fix) from None
+        with _refused(url, _is_refusal), _quietly():
+            storage = _open(url, held)
+            storage.get_all_studies()  # damaged ones, and tables of somebody else's with Optuna's names, are found here
         try:
             yield storage
         except Exception as error:
             if not _is_loss(error):
                 raise
             raise StorageLost(_reason(error)) from error
+
+
+@contextmanager
+def beginning(url: str) -> Iterator[None]:
+    """Around what a study asks of its storage before any work. Raises InputError, as ``opened`` does, where it is not given: the
+    place is read-only, or damaged."""
+    with _refused(url, lambda error: isinstance(error, (OSError, json.JSONDecodeError)) or _is_loss(error)):
+        yield
+
+
+@contextmanager
+def _refused(url: str, is_refusal: Callable[[Exception], bool]) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # each driver has errors of its own
+        if not is_refusal(error):
+            raise
+        fix = INSTALL if isinstance(error, ImportError) else ""
+        raise InputError(f"cannot be used: {_reason(error)}", where=f"--storage {redacted(url)}", allowed=FORMS, fix=fix) from None
 
 
 def _open(url: str, held: ExitStack) -> BaseStorage:
@@ -91,7 +109,9 @@ def _database(url: str, held: ExitStack) -> BaseStorage:
     from optuna.storages import get_storage
 
     if "://" not in url:
-        raise InputError(f"{url!r} is no URL", where="--storage", allowed=FORMS, fix=f"for a file: {sqlite_url(Path(url))}")
+        raise InputError(f"{url!r} is no URL", where="--storage", allowed=FORMS, fix=f"for a file: sqlite:///{url or 'FILE'}")
+    if url in NO_FILE:
+        raise InputError("names no file: nothing would be kept", where=f"--storage {url}", allowed=FORMS)
     for given, driver in DRIVERS.items():
         url = driver + url.removeprefix(given) if url.startswith(given) else url
     arguments: dict[str, Any] = {"connect_timeout": CONNECT_S} if "postgresql" in url else {}
@@ -125,8 +145,14 @@ def _journal(path: str) -> BaseStorage:
     if not path:
         raise InputError("names no file", where="--storage journal:", allowed=FORMS)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if Path(path).exists() and not _is_journal(path):  # Optuna would append to it first
-        raise InputError("is no journal of Optuna's", where=f"--storage journal:{path}", fix="name a new file")
+    if Path(path).exists():  # Optuna would append to it first, to half a line too
+        if not _is_journal(path):
+            raise InputError("is no journal of Optuna's", where=f"--storage journal:{path}", fix="name a new file")
+        until_s = time.monotonic() + WHOLE_S
+        while not _is_whole(path):
+            if time.monotonic() > until_s:
+                raise InputError("ends in half a line", where=f"--storage journal:{path}", fix=f"take that line out: sed -i '$d' {path}")
+            time.sleep(0.05)
     return JournalStorage(JournalFileBackend(path))
 
 
@@ -137,6 +163,16 @@ def _is_journal(path: str) -> bool:
     try:
         return not first.strip() or "op_code" in json.loads(first)
     except (ValueError, TypeError):
+        return False
+
+
+def _is_whole(path: str) -> bool:
+    """Whether the last line of the file, if it has one, was written to its end: a process may be killed, or the disk full, before."""
+    with open(path, "rb") as file:
+        last = b"".join(deque(file, maxlen=1))
+    try:
+        return not last or (last.endswith(b"\n") and bool(json.loads(last)))
+    except ValueError:
         return False
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from optuna import load_study
+from optuna.exceptions import StorageInternalError
 
 from talaria.cli import policyfile
 from talaria.cli.main import run_command
@@ -116,11 +120,16 @@ BAD = [
     (["--knobs", "taw"], "--knobs: unknown knob 'taw'"),
     (["--set", "tau=1"], "tau is varied and also set"),
     (["--seeds", "3", "--validation", "2:5"], "holds draw 2 of the search"),
+    (["--validation", "5:3"], "--validation: '5:3' means 0 seeds"),
+    (["--validation", "x"], "--validation: 'x' is no number of seeds"),
+    (["--study", " "], "--study: ' ' names no study"),
     (["--sampler", "nsga2"], "nsga2 does not fit one objective"),
     (["--sampler", "tpee"], "did you mean 'tpe'"),
     (["--scenario", "small.yaml,small.yaml"], "scenario 'small' is given twice"),
     (["--scenario", "paper-tp88"], "did you mean 'paper-tp8'"),
     (["--storage", "study.db"], "for a file: sqlite:///study.db"),
+    (["--storage", ""], "for a file: sqlite:///FILE"),
+    (["--storage", "sqlite://"], "names no file: nothing would be kept"),
     (["--storage", "sqlite:///small.yaml"], "file is not a database"),
     (["--storage", "journal:small.yaml"], "is no journal of Optuna's"),
     (["--storage", "postgresql://me:secret@127.0.0.1:1/db"], "postgresql://me:***@127.0.0.1:1/db: cannot be used: connection"),
@@ -138,7 +147,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("talaria.tune.study.APPEARS_S", 0.0)
-    if "--study" in arguments:
+    if "sqlite:///kept.db" in arguments:
         import optuna
 
         with opened("sqlite:///kept.db") as kept:
@@ -151,15 +160,70 @@ def test_bad_input_is_one_line_and_changes_nothing(
     capsys.readouterr()
     assert run_command([*COMMAND, "--trials", "2", "--out", "out", *arguments]) == 2
     shown = capsys.readouterr()
-    (error,) = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    (error,) = [line for line in shown.err.splitlines() if not line.startswith("scenario small: ")]
     assert said in error and "secret" not in shown.err and shown.out == ""
     after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "study.db"}
     assert after == before
 
 
-def test_a_storage_that_goes_away_is_one_line_and_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from optuna.exceptions import StorageInternalError
+HALF = '{"op_code":8,"worker'
 
+
+@pytest.mark.usefixtures("bare_figures")
+@pytest.mark.parametrize("end", [HALF, HALF + "\n"])
+def test_a_journal_that_ends_in_half_a_line_is_not_added_to(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*COMMAND, "--storage", "journal:kept.log", "--out", "out"]
+    assert run_command([*command, "--trials", "1"]) == 0
+    whole = Path("kept.log").read_text()
+    Path("kept.log").write_text(whole + end)
+    assert run_command([*command, "--trials", "2"]) == 2
+    assert "--storage journal:kept.log: ends in half a line; take that line out: sed -i '$d' kept.log" in capsys.readouterr().err
+    assert Path("kept.log").read_text() == whole + end
+    Path("kept.log").write_text(whole)
+    assert run_command([*command, "--trials", "2"]) == 0
+
+
+def test_a_database_of_somebody_elses_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect("theirs.db")) as theirs:
+        theirs.execute("create table studies (x int)")
+    assert run_command([*COMMAND, "--trials", "1", "--storage", "sqlite:///theirs.db", "--out", "out"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --storage sqlite:///theirs.db: cannot be used: no such column: studies.study_id; allowed:")
+
+
+REFUSALS = [StorageInternalError("attempt to write a readonly database"), OSError(errno.EROFS, "Read-only", "kept.log")]
+
+
+@pytest.mark.parametrize("command", [[*COMMAND, "--trials", "2"], ["sweep", "tau", "--scenario", "small.yaml", "--seeds", "1"]])
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_place_that_takes_no_study_is_bad_input_and_not_a_loss(
+    command: list[str], error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("optuna.create_study", refused)
+    assert run_command([*command, "--storage", "sqlite:///kept.db", "--out", "out"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --storage sqlite:///kept.db: cannot be used: ") and str(error) in said
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_an_interrupted_validation_is_said_and_leaves_no_policy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("talaria.tune.output.validate", interrupted)
+        assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 130
+    assert "interrupted: 2 of 2 trials are kept; the same command goes on" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == ["study.db"]
+    assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 0
+
+
+def test_a_storage_that_goes_away_is_one_line_and_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise StorageInternalError("server closed the connection")
 

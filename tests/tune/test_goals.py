@@ -58,6 +58,8 @@ def test_no_call_may_be_shed_unless_something_else_is_said_about_it() -> None:
         (["deadline_risk"], "no constraint"),
         (["deadline_risk<=x"], "no constraint"),
         (["deadline_risk<5"], "no constraint"),
+        (["deadline_risk<=1e999"], "no constraint"),
+        (["deadline_risk<=nan"], "no constraint"),
         (["dedline_risk<=5"], "did you mean 'deadline_risk'"),
     ],
 )

@@ -46,6 +46,8 @@ def test_a_default_outside_the_range_begins_at_its_nearest_end() -> None:
         (INSTANCES, "instances=1:8"),
         ("instances=0:4", "whole numbers from 1"),
         ("instances=1.5:4", "whole numbers from 1"),
+        ("instances=1:inf", "whole numbers from 1"),
+        ("tau=nan:3", "LOW below HIGH"),
     ],
 )
 def test_what_cannot_be_varied_is_one_line(text: str, said: str) -> None:
