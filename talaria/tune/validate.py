@@ -53,8 +53,11 @@ class Validation:
 
 
 def default_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial:
-    """The first trial."""
-    return next(trial for trial in trials if PLANNED in trial.user_attrs and trial.state == TrialState.COMPLETE)
+    """The first trial. Raises InputError where whoever ran it died, every time: nothing can be compared then."""
+    for trial in trials:
+        if PLANNED in trial.user_attrs and trial.state == TrialState.COMPLETE:
+            return trial
+    raise InputError("the trial of the defaults was never finished: each process that ran it died", where="study", fix="begin another study")
 
 
 def candidates(task: Task, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

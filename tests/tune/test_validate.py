@@ -13,7 +13,7 @@ from talaria.sim.parallel import Pool
 from talaria.tune.goals import parse_objectives
 from talaria.tune.search import DRAWS
 from talaria.tune.task import Values, measure
-from talaria.tune.validate import GAIN, LOSS, NO_GAIN, Improvement, choose, front, improvement, overfits, validate
+from talaria.tune.validate import GAIN, LOSS, NO_GAIN, Improvement, choose, default_trial, front, improvement, overfits, validate
 from tests.tune.small import small_task
 
 (SECONDS,) = parse_objectives("sct_p95_s")
@@ -90,3 +90,8 @@ def test_validation_runs_both_policies_on_the_draws_it_is_given() -> None:
     whole = found.overall["sct_p95_s"]
     assert (whole.default, whole.tuned) == pytest.approx((mean(task.defaults), mean(tuned)))
     assert found.by_scenario["small"]["sct_p95_s"] == whole and found.missed == ()
+
+
+def test_a_study_whose_defaults_were_never_finished_says_so_in_one_line() -> None:
+    with pytest.raises(InputError, match="the trial of the defaults was never finished"):
+        default_trial([])
