@@ -57,7 +57,9 @@ def default_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial:
     for trial in trials:
         if PLANNED in trial.user_attrs and trial.state == TrialState.COMPLETE:
             return trial
-    raise InputError("the trial of the defaults was never finished: each process that ran it died", where="study", fix="begin another study")
+    raise InputError(
+        "the trial of the defaults was never finished: each process that ran it died", where="study", fix="begin another study"
+    )
 
 
 def candidates(task: Task, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
