@@ -45,6 +45,8 @@ def main() -> int:
             command.add_argument("--trials", type=int, default=60, help="a quarter by TPE, the rest by CMA-ES (default: 60)")
             command.add_argument("--rounds", type=int, default=2, help="gradients of the polish (default: 2)")
     arguments = parser.parse_args()
+    if arguments.command == "fit" and (arguments.trials < search.LEAST_TRIALS or arguments.rounds < 0):
+        parser.error(f"--trials is from {search.LEAST_TRIALS}, --rounds from 0")
     testbed = testbeds.load(arguments.testbed)
     if arguments.command == "fit":
         fit(testbed, arguments.trials, arguments.rounds)

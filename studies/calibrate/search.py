@@ -20,6 +20,8 @@ NEAR = 0.1
 """How far from the best of the first search the second one looks, as a share of the distance between bounds."""
 POLISH_STEP = 0.03
 """Of the distance between bounds: the finite difference that still stands out of the noise of discrete events."""
+LEAST_TRIALS = 4
+"""One of them is TPE's."""
 Say = Callable[[str], None]
 
 

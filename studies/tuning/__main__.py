@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("study", nargs="?", default="all", choices=["all", "knobs", "robustness", "capacity"])
     parser.add_argument("traces", nargs="*", type=Path)
     asked = parser.parse_args()
+    if missing := [str(path) for path in asked.traces if not path.is_file()]:
+        parser.error(f"{missing[0]} is no file")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     loaded = {name: scenarios.load(name) for name in TUNED}
     tuned = [*loaded.values(), *map(with_trace, asked.traces)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
+from studies.calibrate import __main__ as calibrate
+from studies.tuning import __main__ as tuning
 from studies.tuning.capacity import fewest
 from studies.tuning.common import RESULTS, ratio, with_tools
 from talaria.sim import scenario as scenarios
@@ -40,3 +43,17 @@ def test_a_policy_under_which_a_session_has_no_end_is_worse_than_any() -> None:
 def test_every_study_has_its_table_and_figure() -> None:
     for name in ("knobs", "robustness", "capacity"):
         assert "| " in (RESULTS / f"{name}.md").read_text(encoding="utf-8") and (RESULTS / f"{name}.png").exists()
+
+
+@pytest.mark.parametrize(("main", "arguments", "said"), [
+    (tuning.main, ["all", "nowhere.jsonl"], "nowhere.jsonl is no file"),
+    (calibrate.main, ["fit", "tp4", "--trials", "0"], "--trials is from 4, --rounds from 0"),
+    (calibrate.main, ["fit", "tp4", "--rounds", "-1"], "--trials is from 4, --rounds from 0"),
+])  # fmt: skip
+def test_a_study_that_cannot_run_says_so_before_it_begins(
+    main: Callable[[], int], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["study", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert said in capsys.readouterr().err
