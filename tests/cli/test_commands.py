@@ -15,23 +15,13 @@ import pytest
 from talaria.cli.main import run_command
 from talaria.report.metrics import METRICS
 from talaria.sim.run import simulate
-
-SMALL = """\
-schema: talaria.scenario/1
-name: small
-about: "Two sessions on one server."
-profile: paper-tp8
-models: [Qwen3-235B, GLM5-nvfp4, Qwen3.5-122B-A10B]
-instances: [{count: 1, pool: cold, max_resident_models: 3}]
-workload: {preset: quickstart, first_sessions: 2}
-gap_cap_s: 10
-"""
+from tests.small import SCENARIO
 
 
 @pytest.fixture
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "small.yaml").write_text(SCENARIO)
     return "small.yaml"
 
 
@@ -76,7 +66,7 @@ def test_run_says_on_stderr_what_it_runs_and_shows_a_table(scenario: str, capsys
 
 
 def test_a_bad_knob_in_a_scenario_file_is_one_line_that_names_the_file(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path(scenario).write_text(SMALL + "knobs: {taw: 1}\n")
+    Path(scenario).write_text(SCENARIO + "knobs: {taw: 1}\n")
     assert run_command(["run", "--scenario", scenario]) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: small.yaml: knobs: unknown knob 'taw'") and line.endswith("did you mean 'tau'?\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from talaria.sim import config
 from talaria.sim.parallel import Pool
 from talaria.sim.scenario import Scenario
@@ -13,34 +15,13 @@ from talaria.tune.goals import parse_constraints, parse_objectives
 from talaria.tune.search import Search
 from talaria.tune.space import parse_space
 from talaria.tune.task import Task
-
-SCENARIO = {
-    "schema": "talaria.scenario/1",
-    "name": "small",
-    "about": "Two sessions on one server.",
-    "profile": "paper-tp8",
-    "models": ["Qwen3-235B", "GLM5-nvfp4", "Qwen3.5-122B-A10B"],
-    "instances": [{"count": 1, "pool": "cold", "max_resident_models": 3}],
-    "workload": {"preset": "quickstart", "first_sessions": 2},
-    "gap_cap_s": 10,
-}
-
-TEXT = """\
-schema: talaria.scenario/1
-name: small
-about: "Two sessions on one server."
-profile: paper-tp8
-models: [Qwen3-235B, GLM5-nvfp4, Qwen3.5-122B-A10B]
-instances: [{count: 1, pool: cold, max_resident_models: 3}]
-workload: {preset: quickstart, first_sessions: 2}
-gap_cap_s: 10
-"""
+from tests.small import SCENARIO
 
 
 def small_task(
     knobs: str = "tau,linger", objective: str = "sct_p95_s", constraints: Sequence[str] = (), seeds: Sequence[int] = (0, 1), **changed: Any
 ) -> Task:
-    scenario = Scenario.model_validate({**SCENARIO, **changed})
+    scenario = Scenario.model_validate({**yaml.safe_load(SCENARIO), **changed})
     return Task(
         (scenario,), config.get("talaria"), parse_space(knobs), parse_objectives(objective), parse_constraints(constraints), tuple(seeds)
     )

@@ -21,7 +21,7 @@ from optuna.exceptions import StorageInternalError
 from talaria.cli import policyfile
 from talaria.cli.main import run_command
 from talaria.tune.storage import opened
-from tests.tune.small import TEXT
+from tests.small import SCENARIO
 
 COMMAND = ["tune", "--scenario", "small.yaml", "--knobs", "tau,linger", "--validation", "10000:10003"]
 LONG_S = 240
@@ -30,7 +30,7 @@ LONG_S = 240
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(TEXT)
+    Path("small.yaml").write_text(SCENARIO)
     return tmp_path
 
 
@@ -153,7 +153,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         with opened("sqlite:///kept.db") as kept:
             optuna.create_study(storage=kept, study_name="theirs")
         assert run_command([*COMMAND, "--trials", "1", "--study", "mine", "--storage", "sqlite:///kept.db", "--out", "other"]) == 0
-        Path("small.yaml").write_text(TEXT.replace("gap_cap_s: 10", "gap_cap_s: 11"))
+        Path("small.yaml").write_text(SCENARIO.replace("gap_cap_s: 10", "gap_cap_s: 11"))
     Path("out").mkdir()
     Path("out/policy.yaml").write_text("mine")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
