@@ -14,6 +14,7 @@ from talaria.policy.knobs import BY_NAME, value_text
 from talaria.report.document import Document, rounded, to_json
 from talaria.report.files import write_atomically
 from talaria.report.style import to_png
+from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
 from talaria.tune.search import REFUSED
 from talaria.tune.space import INSTANCES
@@ -47,14 +48,15 @@ def finish(
     document |= {"study": study, "storage": storage, "policy": str(out / "policy.yaml")}
     document = {name: rounded(value) for name, value in document.items()}
     pictures = figures.pictures(task, trials, best, default, weights)
-    for name, (_, _, figure) in pictures.items():
-        write_atomically(out / f"{name}.png", to_png(figure))
-    write_atomically(out / "tune.json", to_json(document).encode())
-    write_atomically(out / "report.html", page.render(document, list(pictures.values())).encode())
-    for item in task.scenarios if INSTANCES in tuned else ():
-        sized = yaml.safe_dump(scenario_document(task.sized(item, tuned)), sort_keys=False, allow_unicode=True)
-        write_atomically(out / f"scenario-{item.name}.yaml", sized.encode())
-    write_atomically(out / "policy.yaml", policy_text(task, tuned, document).encode())
+    with deferred():  # new figures beside an old policy would be no set
+        for name, (_, _, figure) in pictures.items():
+            write_atomically(out / f"{name}.png", to_png(figure))
+        write_atomically(out / "tune.json", to_json(document).encode())
+        write_atomically(out / "report.html", page.render(document, list(pictures.values())).encode())
+        for item in task.scenarios if INSTANCES in tuned else ():
+            sized = yaml.safe_dump(scenario_document(task.sized(item, tuned)), sort_keys=False, allow_unicode=True)
+            write_atomically(out / f"scenario-{item.name}.yaml", sized.encode())
+        write_atomically(out / "policy.yaml", policy_text(task, tuned, document).encode())
     return document
 
 
