@@ -17,10 +17,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
-from talaria.tune.beats import Beats, Pulse, end, give_back
+from talaria.tune.beats import Beats, Pulse
 from talaria.tune.goals import by_scenario
+from talaria.tune.places import end, finished, give_back
 from talaria.tune.samplers import CMAES, PerTrial
-from talaria.tune.study import PLANNED, Design, Studied, finished
+from talaria.tune.study import PLANNED, Design, Studied
 from talaria.tune.task import Measured, Replay, Task, Values, feasible, measure
 
 BATCH = 4

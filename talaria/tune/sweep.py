@@ -26,7 +26,8 @@ from talaria.sim.batch import Batch, Case, provenance
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
 from talaria.sim.run import RunPlan
-from talaria.tune.beats import Beats, Pulse, end, give_back
+from talaria.tune.beats import Beats, Pulse
+from talaria.tune.places import between, end, give_back
 from talaria.tune.samplers import Planned
 from talaria.tune.study import PLANNED, Design, Studied
 from talaria.tune.task import origin
@@ -214,7 +215,7 @@ def finish(sweep: Sweep, plot_directory: Path, out: Path | None) -> Document | N
 def _is_alive(trials: Sequence[FrozenTrial], points: int) -> bool:
     """Whether some point is still to come: not so if each is finished or has failed for good."""
     queued = {trial.user_attrs.get(PLANNED) for trial in trials}
-    return len(queued) < points or any(trial.state in (TrialState.WAITING, TrialState.RUNNING) for trial in trials)
+    return len(queued) < points or bool(between(trials)) or any(trial.state in (TrialState.WAITING, TrialState.RUNNING) for trial in trials)
 
 
 def _distribution(axis: Axis) -> BaseDistribution:

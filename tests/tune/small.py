@@ -27,9 +27,12 @@ def small_task(
     )
 
 
-def searched(task: Task, storage: Any, trials: int, *, name: str = "small", sampler: str = "tpe", seed: int = 0, jobs: int = 1) -> Search:
+def searched(
+    task: Task, storage: Any, trials: int, *, name: str = "small", sampler: str = "tpe", seed: int = 0, jobs: int = 1,
+    pulse: Pulse | None = None,
+) -> Search:  # fmt: skip
     """A search that has run until its study had ``trials``."""
-    search = Search(task, storage, name, trials, sampler=sampler, seed=seed, pulse=Pulse())
+    search = Search(task, storage, name, trials, sampler=sampler, seed=seed, pulse=pulse or Pulse())
     with Pool(1000, jobs) as pool:
         search.run(pool, lambda finished: None)
     return search

@@ -22,9 +22,9 @@ import pytest
 from optuna import load_study
 from optuna.trial import TrialState
 
-from talaria.tune.beats import WORKER
+from talaria.tune.places import FINISHED, WORKER
 from talaria.tune.storage import opened
-from talaria.tune.study import FINISHED, PLANNED
+from talaria.tune.study import PLANNED
 from tests.conftest import REPOSITORY
 
 TRIALS = 16
@@ -150,9 +150,8 @@ def test_no_trial_is_lost_or_counted_twice_when_a_process_is_killed(storage: str
     assert [trial.state for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)] == []
     assert len({str(trial.params) for trial in finished}) == TRIALS
     lost = [trial for trial in trials if str(trial.user_attrs.get(WORKER)).endswith(f":{victim.pid}") and trial.state == TrialState.FAIL]
-    # Queued again, but not always run: another process may have filled the place between a trial's end and its return to the queue.
-    again = {number: trial for trial in trials for number in trial.system_attrs.get("retry_history", [])}
-    assert lost and [again[trial.number].params for trial in lost] == [trial.params for trial in lost]
+    again = {str(trial.params) for trial in finished}
+    assert lost and {str(trial.params) for trial in lost} <= again
 
 
 @pytest.mark.parametrize("storage", ["postgresql", "sqlite"], indirect=True)

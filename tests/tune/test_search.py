@@ -15,10 +15,10 @@ from talaria.errors import InputError
 from talaria.sim import parallel
 from talaria.sim.parallel import Pool
 from talaria.tune import search as searching
-from talaria.tune.beats import BEAT, MOST_RETRIES, WORKER, Beats, Pulse, give_back
+from talaria.tune.beats import Beats, Pulse
 from talaria.tune.goals import parse_objectives
+from talaria.tune.places import BEAT, FINISHED, MOST_DEATHS, WORKER, give_back
 from talaria.tune.search import DRAWS, REFUSED, Search
-from talaria.tune.study import FINISHED
 from talaria.tune.task import Measured, Replay, Task, measure
 from talaria.tune.validate import default_trial
 from tests.tune.small import searched, small_task
@@ -151,7 +151,7 @@ def test_an_interrupt_keeps_what_is_finished_and_the_rest_is_run_again(storage: 
 
 
 def test_a_trial_that_was_interrupted_many_times_is_still_run(storage: BaseStorage, interrupted_at: Any) -> None:
-    for _ in range(MOST_RETRIES + 2):
+    for _ in range(MOST_DEATHS + 2):
         interrupted_at(1)
         with pytest.raises(KeyboardInterrupt):
             searched(small_task(), storage, 2)
@@ -203,13 +203,6 @@ def test_a_process_never_gives_up_its_own_trials(storage: BaseStorage, clock: Cl
     watcher.retry_dead(study.trials)
     clock.now_s += 1000.0
     assert not watcher.retry_dead(study.trials)
-
-
-def test_two_that_see_a_trial_die_queue_it_once(storage: BaseStorage) -> None:
-    study, _ = running_study(storage)
-    (seen,) = study.get_trials()
-    assert give_back(study, seen) and not give_back(study, seen)
-    assert len(study.trials) == 2
 
 
 def test_a_result_that_comes_after_its_trial_was_given_up_is_dropped(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
