@@ -52,7 +52,7 @@ class Agent:
         self._telemetry = Telemetry(self._outbox, now_s)
         self._holds = HoldServer(self._heard, self._lost)
         models = {name: cluster.models[name] for name in instance.models}
-        self._memory = MemoryServer(instance.host_kv_bytes, instance.tp) if instance.host_kv_bytes else None
+        self._memory = MemoryServer(instance.host_kv_bytes, instance.tp, lost=self._lost) if instance.host_kv_bytes else None
         self.engines = Supervisor(models, instance, cluster.engine, self._holds, self._died, memory=self._memory)
         self._instance: AgentInstance | None = None
 

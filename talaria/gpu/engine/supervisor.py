@@ -115,7 +115,7 @@ class Supervisor:
         if self._memory is None:
             return HostKv()
         store = self._memory.store
-        return HostKv(store.used_bytes, store.capacity_bytes, store.restored_bytes, store.registry.evictions)
+        return HostKv(store.used_bytes, store.capacity_bytes, store.restored_bytes, store.registry.evictions, store.failed_copies)
 
     def forget_host_kv(self) -> None:
         if self._memory is not None:
