@@ -53,6 +53,8 @@ def _alias(text: str) -> str:
 
 
 LEAST_POOL_GIB = 0.001
+KEPT_FAMILIES = ("mha", "mla")
+"""Whose KV a host pool takes."""
 Url = Annotated[Name, AfterValidator(_url)]
 Alias = Annotated[Name, AfterValidator(_alias)]
 

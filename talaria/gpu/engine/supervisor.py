@@ -26,8 +26,6 @@ _POLICY: Final = BackoffPolicy()
 _DRAIN_S: Final = 5.0
 _DRAIN_POLL_S: Final = 0.02
 """SGLang tells nobody when it has become idle: a flush that succeeds is the test."""
-_KEPT: Final = ("mha", "mla")
-"""Families whose KV a host pool takes."""
 _RESIDENCY: Final = {EngineState.PARKED: Residency.PARKED, EngineState.SWITCHING: Residency.PARKED, EngineState.ACTIVE: Residency.ACTIVE}
 
 
@@ -43,7 +41,9 @@ class Supervisor:
         on_down: Callable[[str, str], None], policy: BackoffPolicy = _POLICY, memory: MemoryServer | None = None,
     ) -> None:  # fmt: skip
         self.engines = {
-            name: Engine(name, models[name], instance, settings, holds, self._died, memory if models[name].family in _KEPT else None)
+            name: Engine(
+                name, models[name], instance, settings, holds, self._died, memory if models[name].family in config.KEPT_FAMILIES else None
+            )
             for name in instance.models
         }
         self._memory = memory
