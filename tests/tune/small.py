@@ -1,20 +1,27 @@
-"""A task that takes a few milliseconds a replay, for tests of studies."""
+"""A task and sweeps that take a few milliseconds a replay, for tests of studies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import optuna
 import yaml
+from optuna.storages import InMemoryStorage
 
 from talaria.sim import config
 from talaria.sim.parallel import Pool
+from talaria.sim.run import RunPlan, plan
 from talaria.sim.scenario import Scenario
+from talaria.tune import sweep
 from talaria.tune.beats import Pulse
 from talaria.tune.goals import parse_constraints, parse_objectives
 from talaria.tune.search import Search
 from talaria.tune.space import parse_space
+from talaria.tune.sweep import Axis, Sweep
 from talaria.tune.task import Task
+from tests.sim.small import small_plan
 from tests.small import SCENARIO
 
 
@@ -36,3 +43,16 @@ def searched(
     with Pool(1000, jobs) as pool:
         search.run(pool, lambda finished: None)
     return search
+
+
+def with_knobs(knobs: dict[str, object]) -> RunPlan:
+    small = small_plan()
+    return plan(small.scenario, small.config, knobs=knobs)
+
+
+def swept(axes: list[Axis], seeds: int, storage: Any = None, out: Path | None = None, pulse: Pulse | None = None) -> tuple[Sweep, bool]:
+    """A sweep that has run to its end, and whether it has."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    chosen = Sweep(axes, sweep.cases(axes, with_knobs, out), range(seeds), storage or InMemoryStorage(), None, pulse=pulse)
+    with Pool(1000, 1) as pool:
+        return chosen, chosen.run(pool, lambda: None)

@@ -259,6 +259,12 @@ def test_a_swept_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[st
     assert "has 3 of 3 points already" in capsys.readouterr().err
 
 
+def test_points_that_no_process_survived_are_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("talaria.tune.sweep.Sweep.run", lambda *_: True)
+    assert run_command(["sweep", "linger", "--scenario", "small.yaml", "--values", "0,1,2", "--seeds", "2"]) == 1
+    assert "3 of 3 points are missing: each process that ran them died" in capsys.readouterr().err
+
+
 def test_a_sweep_into_a_directory_keeps_its_study_there(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "tau,linger", "--scenario", "small.yaml", "--values", "0,1", "--values", "0,2", "--seeds", "1", "--out", "out"]
     printed = document(capsys, *command)

@@ -26,8 +26,9 @@ from talaria.tune.places import FINISHED, WORKER
 from talaria.tune.storage import opened
 from talaria.tune.study import PLANNED
 from tests.conftest import REPOSITORY
+from tests.tune.small import swept
+from tests.tune.worker import AXES, SEEDS, TRIALS
 
-TRIALS = 16
 LONG_S = 240
 """Far more than any step takes on a busy machine: a deadline, not a measurement."""
 
@@ -130,8 +131,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"journal:{tmp_path}/study.log" if request.param == "journal" else f"sqlite:///{tmp_path}/study.db"
 
 
-def worker(storage: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", "tests.tune.worker", storage, str(TRIALS)]
+def worker(storage: str, kind: str = "tune") -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "tests.tune.worker", kind, storage]
 
 
 def test_no_trial_is_lost_or_counted_twice_when_a_process_is_killed(storage: str, tmp_path: Path) -> None:
@@ -162,3 +163,22 @@ def test_processes_that_start_together_make_one_study(storage: str) -> None:
         trials = load_study(study_name="shared", storage=kept).get_trials()
     assert sum(trial.state in FINISHED for trial in trials) == TRIALS
     assert sum(PLANNED in trial.user_attrs and trial.state in FINISHED for trial in trials) == 1
+
+
+@pytest.mark.parametrize("storage", ["journal", "sqlite"], indirect=True)
+def test_a_sweep_that_two_share_has_every_point_once_when_one_is_killed(storage: str, tmp_path: Path) -> None:
+    mark = tmp_path / "in-a-point"
+    with started(*worker(storage, "sweep"), str(mark)) as victim:
+        wait_until(lambda: mark.exists() or victim.poll() is not None, "the first points")
+        with started(*worker(storage, "sweep")) as other:
+            assert victim.poll() is None, "it stands still in the middle of its points"
+            victim.send_signal(signal.SIGKILL)
+            assert victim.wait(timeout=LONG_S) == -signal.SIGKILL
+            assert other.wait(timeout=LONG_S) == 0
+    alone, _ = swept(AXES, SEEDS)
+    with opened(storage) as kept:
+        shared, whole = swept(AXES, SEEDS, kept)
+    trials = shared.studied.trials()
+    assert whole and shared.points() == alone.points() and len(shared.points()) == 10
+    assert sorted(trial.user_attrs[PLANNED] for trial in trials if trial.state in FINISHED) == list(range(10))
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.FAIL}

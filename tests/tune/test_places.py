@@ -11,12 +11,15 @@ import pytest
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import TrialState
 
-from talaria.tune import beats, places, search
+from talaria.sim import batch
+from talaria.sim.run import simulate
+from talaria.tune import beats, places, search, sweep
 from talaria.tune.beats import Beats, Pulse
 from talaria.tune.places import DEATHS, FINISHED, MOST_DEATHS, RETURNED, between, complete_returns, finished, give_back, holding
 from talaria.tune.storage import opened
+from talaria.tune.sweep import Axis
 from talaria.tune.task import Measured, Replay, measure
-from tests.tune.small import searched, small_task
+from tests.tune.small import searched, small_task, swept
 
 TRIALS = 8
 AT_ONCE = Pulse(every_s=1000.0, grace_s=0.0)
@@ -33,6 +36,7 @@ class Died(BaseException):
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseStorage]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "POLL_S", 0.0)
+    monkeypatch.setattr(sweep, "POLL_S", 0.0)
     with opened(request.param) as kept:
         yield kept
 
@@ -105,6 +109,27 @@ def test_whoever_dies_saving_the_trials_of_a_dead_one_loses_nothing(
         die_giving_back(patched, step)
         searched(small_task(), storage, TRIALS, pulse=AT_ONCE)
     check_nothing_lost(storage)
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_a_sweep_whose_process_dies_giving_back_ends_with_every_point(
+    step: str, storage: BaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = [Axis("tau", (0.0, 0.5, 1.0, 2.0, 5.0))]
+    alone, _ = swept(axes, 1)
+    calls = iter(range(1, 10))
+
+    def mortal(*arguments: Any, **keywords: Any) -> Any:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return simulate(*arguments, **keywords)
+
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        patched.setattr(batch, "simulate", mortal)
+        die_giving_back(patched, step)
+        swept(axes, 1, storage)
+    shared, whole = swept(axes, 1, storage, pulse=AT_ONCE)
+    assert whole and shared.points() == alone.points()
 
 
 def test_two_that_end_a_return_at_once_run_it_once(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
