@@ -42,9 +42,10 @@ def with_tools(scenario: Scenario, slower: float) -> Scenario:
 
 def task(scenario: Scenario, knobs: str = "tau,gamma,nu") -> Task:
     """``knobs`` on one scenario under the configuration talaria."""
-    return Task(
+    found = Task(
         (scenario,), config.get("talaria"), parse_space(knobs), parse_objectives(OBJECTIVE), parse_constraints([]), tuple(TUNING)
     )  # fmt: skip
+    return found.begun()
 
 
 def measured(of: Task, policies: Sequence[Mapping[str, Any]], seeds: Iterable[int], pool: Pool) -> list[list[float]]:

@@ -42,7 +42,7 @@ class Found:
     slower: float
     knobs: dict[str, float]
     spans: dict[str, tuple[float, float]]
-    default_s: float
+    baseline_s: float
     tuned_s: float
     better: str
 
@@ -76,7 +76,7 @@ def study(scenario: Scenario, slower: float, pool: Pool) -> Found:
     spans = {item.name: as_good(of, best, item.name, pool) for item in of.space}
     (gain,) = validate(of, best, CHECKS, pool).overall.values()
     logs = (None if value is None else math.log1p(-value) + 0.0 for value in (gain.mean, gain.high, gain.low))
-    return Found(scenario.name, slower, best, spans, gain.default, gain.tuned, share(*logs))
+    return Found(scenario.name, slower, best, spans, gain.baseline, gain.tuned, share(*logs))
 
 
 def kept(scenario: Scenario, slower: float, pool: Pool) -> Found:
@@ -119,13 +119,13 @@ def main(workloads: Sequence[Scenario], pool: Pool) -> None:
         [
             item.workload, f"×{item.slower:g}",
             *(f"{item.knobs[name]:g} ({low:g} to {high:g})" for name, (low, high) in item.spans.items()),
-            f"{item.default_s:,.4g}", f"{item.tuned_s:,.4g}", item.better,
+            f"{item.baseline_s:,.4g}", f"{item.tuned_s:,.4g}", item.better,
         ]
         for item in found
     ]  # fmt: skip
     notes = (
         f"SCT p95 on {len(CHECKS)} draws that no search has seen; each knob with the values that are not significantly worse on "
-        f"{len(SPANS)} of them while the other two keep theirs, as far as its sweep goes. Change: against the defaults, paired, 95 %."
+        f"{len(SPANS)} of them while the other two keep theirs, as far as its sweep goes. Change: against the baseline, paired, 95 %."
     )
-    header = ["workload", "tools", "τ, s", "γ", "ν, s", "default, s", "tuned, s", "change"]
+    header = ["workload", "tools", "τ, s", "γ", "ν, s", "baseline, s", "tuned, s", "change"]
     save("knobs", "Tuned τ, γ and ν", "python -m studies.tuning knobs TRACE...", header, rows, figure(found), notes)

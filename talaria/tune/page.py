@@ -11,7 +11,7 @@ from talaria.report.document import Document
 from talaria.report.html import picture
 from talaria.report.metrics import METRICS
 from talaria.report.tables import number
-from talaria.tune.report import change, remarks
+from talaria.tune.report import BASELINE, baseline, change, remarks
 
 
 def render(document: Document, pictures: Sequence[tuple[str, str, Any]]) -> str:
@@ -26,6 +26,7 @@ def render(document: Document, pictures: Sequence[tuple[str, str, Any]]) -> str:
     return environment.from_string(template).render(
         document=document,
         remarks=remarks(document)[:-1],
+        baseline=BASELINE,
         knobs=[_knob_row(name, document) for name in document["best"]["knobs"]],
         results=[_result_row(*row) for row in rows],
         seen=[_result_row("all scenarios", name, entry) for name, entry in document["tuning"].items()],
@@ -40,7 +41,7 @@ def _knob_row(name: str, document: Document) -> dict[str, str]:
     knob, weight = BY_NAME.get(name), (document["importance"] or {}).get(name)
     return {
         "name": name,
-        "default": value_text(document["default"]["knobs"][name]),
+        "baseline": baseline(document["baseline"], name),
         "tuned": value_text(document["best"]["knobs"][name]),
         "unit": knob.unit if knob else "",
         "importance": "–" if weight is None else f"{weight:.2f}",
@@ -50,7 +51,7 @@ def _knob_row(name: str, document: Document) -> dict[str, str]:
 
 def _result_row(scenario: str, name: str, entry: Document) -> dict[str, str]:
     return {
-        "scenario": scenario, "name": name, "default": number(entry["default"]), "tuned": number(entry["tuned"]), "change": change(entry),
+        "scenario": scenario, "name": name, "baseline": number(entry["baseline"]), "tuned": number(entry["tuned"]), "change": change(entry),
         "verdict": entry["verdict"],
     }  # fmt: skip
 

@@ -26,11 +26,11 @@ from tests.small import SCENARIO
 
 
 def small_task(
-    knobs: str = "tau,linger", objective: str = "sct_p95_s", constraints: Sequence[str] = (), seeds: Sequence[int] = (0, 1), **changed: Any
+    space: str = "tau,linger", objective: str = "sct_p95_s", constraints: Sequence[str] = (), seeds: Sequence[int] = (0, 1), **changed: Any
 ) -> Task:
     scenario = Scenario.model_validate({**yaml.safe_load(SCENARIO), **changed})
     return Task(
-        (scenario,), config.get("talaria"), parse_space(knobs), parse_objectives(objective), parse_constraints(constraints), tuple(seeds)
+        (scenario,), config.get("talaria"), parse_space(space), parse_objectives(objective), parse_constraints(constraints), tuple(seeds)
     )
 
 

@@ -56,6 +56,7 @@ def test_a_study_leaves_a_policy_a_page_and_figures(capsys: pytest.CaptureFixtur
     assert "Gain on new draws" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert run_command([*COMMAND, "--trials", "12", "--out", "out"]) == 0
     shown = capsys.readouterr()
+    assert "baseline: what each scenario runs with where nothing is tuned: tau 1, linger 1.5" in shown.err
     assert "12 trials" in shown.out and "better by (95 %)" in shown.out and "wrote out/policy.yaml" in shown.err
 
 
@@ -101,7 +102,7 @@ def test_the_same_command_goes_on_and_writes_what_one_go_had_written(capsys: pyt
 def test_a_policy_file_is_where_the_search_begins(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text("schema: talaria.policy/1\nconfig: no-sp\nknobs: {tau: 3, gamma: 0.8}\n")
     tuned = document(capsys, *COMMAND, "--trials", "1", "--out", "out", "--policy", "mine.yaml")
-    assert tuned["default"]["knobs"] == {"tau": 3.0, "linger": 1.5} and tuned["task"]["config"] == "no-sp"
+    assert tuned["best"]["knobs"] == {"tau": 3.0, "linger": 1.5} == tuned["baseline"]["small"] and tuned["task"]["config"] == "no-sp"
     assert yaml.safe_load(Path("out/policy.yaml").read_text())["knobs"] == {"gamma": 0.8, "tau": 3.0, "linger": 1.5}
 
 
@@ -109,7 +110,7 @@ def test_a_policy_file_is_where_the_search_begins(capsys: pytest.CaptureFixture[
 def test_no_significant_gain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command([*COMMAND, "--trials", "1", "--out", "out"]) == 0
     shown = capsys.readouterr()
-    assert "sct_p95_s: no significant gain over the defaults on new draws" in shown.err and "no significant gain" in shown.out
+    assert "sct_p95_s: no significant gain over the baseline on new draws" in shown.err and "no significant gain" in shown.out
 
 
 BAD = [
@@ -160,7 +161,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     capsys.readouterr()
     assert run_command([*COMMAND, "--trials", "2", "--out", "out", *arguments]) == 2
     shown = capsys.readouterr()
-    (error,) = [line for line in shown.err.splitlines() if not line.startswith("scenario small: ")]
+    (error,) = [line for line in shown.err.splitlines() if not line.startswith(("scenario small: ", "baseline: "))]
     assert said in error and "secret" not in shown.err and shown.out == ""
     after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "study.db"}
     assert after == before

@@ -20,7 +20,6 @@ from talaria.tune.goals import parse_objectives
 from talaria.tune.places import BEAT, FINISHED, MOST_DEATHS, WORKER, give_back
 from talaria.tune.search import DRAWS, REFUSED, Search
 from talaria.tune.task import Measured, Replay, Task, measure
-from talaria.tune.validate import default_trial
 from tests.tune.small import searched, small_task
 
 
@@ -156,7 +155,7 @@ def test_a_trial_that_was_interrupted_many_times_is_still_run(storage: BaseStora
         with pytest.raises(KeyboardInterrupt):
             searched(small_task(), storage, 2)
     trials = searched(small_task(), storage, 2).studied.finished()
-    assert len(trials) == 2 and default_trial(trials).params == small_task().defaults
+    assert len(trials) == 2 and trials[0].params == small_task().first
 
 
 class Clock:
@@ -228,7 +227,7 @@ def test_a_second_process_that_queues_the_defaults_too_does_not_run_them_twice(s
         search.studied._queue_planned([])
     with Pool(100, 1) as pool:
         search.run(pool, lambda finished: None)
-    assert [trial.params == search.task.defaults for trial in search.studied.finished()] == [True, False, False]
+    assert [trial.params == search.task.first for trial in search.studied.finished()] == [True, False, False]
 
 
 def test_one_more_than_is_wanted_is_withdrawn(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
