@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from talaria import __version__
 from talaria.policy.knobs import BY_NAME, value_text
 from talaria.report.document import Document, rounded, to_json
-from talaria.report.files import write_atomically
+from talaria.report.files import write_together
 from talaria.report.style import to_png
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
@@ -51,15 +51,14 @@ def finish(
     document = {name: rounded(value) for name, value in document.items()}
     baseline = {name: entry["baseline"] for name, entry in document["tuning"].items()}
     pictures = figures.pictures(task, trials, best, baseline, weights)
+    files = {f"{name}.png": to_png(figure) for name, (_, _, figure) in pictures.items()}
+    files |= {"tune.json": to_json(document).encode(), "report.html": page.render(document, list(pictures.values())).encode()}
+    for item in task.scenarios if INSTANCES in tuned else ():
+        sized = yaml.safe_dump(scenario_document(task.sized(item, tuned)), sort_keys=False, allow_unicode=True)
+        files[f"scenario-{item.name}.yaml"] = sized.encode()
+    files["policy.yaml"] = policy_text(task, tuned, document).encode()
     with deferred():  # new figures beside an old policy would be no set
-        for name, (_, _, figure) in pictures.items():
-            write_atomically(out / f"{name}.png", to_png(figure))
-        write_atomically(out / "tune.json", to_json(document).encode())
-        write_atomically(out / "report.html", page.render(document, list(pictures.values())).encode())
-        for item in task.scenarios if INSTANCES in tuned else ():
-            sized = yaml.safe_dump(scenario_document(task.sized(item, tuned)), sort_keys=False, allow_unicode=True)
-            write_atomically(out / f"scenario-{item.name}.yaml", sized.encode())
-        write_atomically(out / "policy.yaml", policy_text(task, tuned, document).encode())
+        write_together({out / name: content for name, content in files.items()})
     return document
 
 

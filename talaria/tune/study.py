@@ -32,6 +32,8 @@ KEY = "talaria"
 """The study attribute that says what is tuned."""
 PLANNED = "planned"
 """The trial attribute that numbers the trials which are queued from the start."""
+SAID = {"set": "knob values that are given", "seeds": "draws", "seed": "seed of the search"}
+"""What a user calls parts of a study's identity."""
 APPEARS_S = 10.0
 """How long another process may take between making a study and saying what it is."""
 
@@ -149,10 +151,15 @@ def _difference(key: str, found: Any, wanted: Any) -> str:
         changed = [name for name in names if name in found and name in wanted]
         if changed and key in ("scenarios", "profiles"):
             return f"{key}: {', '.join(changed)} has changed since"
-        return f"{key}: {_shown({name: found.get(name) for name in names})}, now {_shown({name: wanted.get(name) for name in names})}"
-    return f"{key}: {_shown(found)}, now {_shown(wanted)}"
+        found, wanted = ({name: side.get(name) for name in names} for side in (found, wanted))
+    return f"{SAID.get(key, key)}: {_shown(found)}, now {_shown(wanted)}"
 
 
 def _shown(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        text = ", ".join(map(str, value))
+    elif isinstance(value, dict):
+        text = ", ".join(f"{name} {_shown(of)}" for name, of in value.items())
+    else:
+        text = "absent" if value is None else str(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -20,6 +20,7 @@ from optuna.exceptions import StorageInternalError
 
 from talaria.cli import policyfile
 from talaria.cli.main import run_command
+from talaria.report import files
 from talaria.tune.storage import opened
 from tests.small import SCENARIO
 
@@ -222,6 +223,23 @@ def test_an_interrupted_validation_is_said_and_leaves_no_policy(
     assert "interrupted: 2 of 2 trials are kept; the same command goes on" in capsys.readouterr().err
     assert [path.name for path in Path("out").iterdir()] == ["study.db"]
     assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 0
+
+
+@pytest.mark.usefixtures("bare_figures")
+def test_files_that_find_no_room_leave_those_of_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 0
+    before = {path: path.read_bytes() for path in Path("out").iterdir() if path.name != "study.db"}
+    beside, left = files._beside, iter(range(len(before) - 1))
+
+    def without_room(path: Path) -> tuple[int, str]:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return beside(path)
+
+    monkeypatch.setattr(files, "_beside", without_room)
+    assert run_command([*COMMAND, "--trials", "3", "--out", "out"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: cannot write: No space left on device"
+    assert {path: path.read_bytes() for path in Path("out").iterdir() if path.name != "study.db"} == before
 
 
 def test_a_storage_that_goes_away_is_one_line_and_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

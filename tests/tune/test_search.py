@@ -242,10 +242,10 @@ def test_one_more_than_is_wanted_is_withdrawn(storage: BaseStorage, monkeypatch:
 
 CHANGES: list[tuple[Task, str]] = [
     (small_task(gap_cap_s=11), "scenarios: small has changed since"),
-    (small_task("tau"), "knobs"),
+    (small_task("tau"), "knobs: linger low 0.0, high 3.0, now linger absent"),
     (small_task(objective="ttft_p95_s"), "objectives"),
     (small_task(constraints=["deadline_risk<=5"]), "constraints"),
-    (small_task(seeds=(0, 1, 2)), "seeds"),
+    (small_task(seeds=(0, 1, 2)), "draws: 0, 1, now 0, 1, 2"),
 ]
 
 
