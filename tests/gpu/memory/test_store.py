@@ -22,6 +22,8 @@ SHAPES = {  # of each model: page bytes of the buffers of each layer
     "mla": [[100], [100], [100]],
     "recurrent": [[10, 300]],
 }
+SPACING_PAGES = 2
+"""Of the positions at which the recurrent model's state is saved."""
 DEVICE_PAGES = 64
 
 
@@ -53,7 +55,7 @@ class Rank:
             for memory, size in zip(memories, sizes, strict=True)
         ]
         self.layout = PageLayout(buffers, SLAB, ctypes.addressof(pool))
-        self.seat: Seat = store.join(model, rank, self.layout.page_bytes)
+        self.seat: Seat = store.join(model, rank, self.layout.page_bytes, model, SPACING_PAGES if model == "recurrent" else 0)
         self.stream = CpuStream()
         self.number = 0
 
@@ -143,14 +145,39 @@ def test_a_prefix_comes_back_byte_for_byte(host: Host, model: str) -> None:
         assert rank.restore(host.store, prompt) == 0
     for rank in engine:
         assert rank.save(host.store, prompt)
+    whole = 2 if model == "recurrent" else 3
     for rank in engine:
-        assert rank.restore(host.store, chain("a", "b", "c", "d")) == 3
+        assert rank.restore(host.store, chain("a", "b", "c", "d")) == whole
         assert rank.restore(host.store, chain("a", "b", "x")) == 2
         assert rank.restore(host.store, chain("x", "b", "c")) == 0
-        assert rank.restore(host.store, prompt, from_page=1) == 3
+        assert rank.restore(host.store, prompt, from_page=1) == whole
     assert host.store.used_bytes == 3 * engine[0].seat.page_slabs * SLAB * len(engine)
-    assert host.store.restorable(model, [name_of(digest) for digest in prompt], 0) == 3
+    assert host.store.restorable(model, [name_of(digest) for digest in prompt], 0) == whole
     assert not host.store.registry.held_bytes
+
+
+def test_recurrent_state_is_resumed_where_all_ranks_have_all_of_it_and_nowhere_else(pair: Host) -> None:
+    """At the last position at which it was saved; a copy of it that failed on one rank declines the restore there, and is counted."""
+    first, second = pair.engine("recurrent")
+    store, prompt = pair.store, chain(*"abcdef")
+    for rank in (first, second):
+        rank.save(store, prompt[:2])
+    for rank in (first, second):
+        number, grant = rank.offer(store, prompt, 1.0)
+        rank.write(prompt, grant)
+        store.saved(rank.seat, number, complete=rank is first)
+    for rank in (first, second):
+        store.drain(rank.seat)
+    for rank in (first, second):
+        assert rank.restore(store, prompt) == 2
+        assert rank.restore(store, [*prompt[:1], *chain("x")]) == 0
+    assert store.registry.restore_skips == {"mha": 0, "mla": 0, "recurrent": 2}
+    for rank in (first, second):
+        rank.save(store, prompt[:5])
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 4
+    for rank in (first, second):
+        rank.save(store, prompt)
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 6
 
 
 def test_what_one_rank_has_not_written_is_not_exposed(pair: Host) -> None:
