@@ -50,6 +50,15 @@ def change(entry: Document) -> str:
     return text if low is None else f"{text} ({scale * low:.3g} to {scale * high:.3g})"
 
 
+def results_by_scenario(checked: Document) -> list[tuple[str, str, Document]]:
+    """Objective, scenario and result: over all scenarios, then in each, where there are several."""
+    each, rows = checked["by_scenario"], []
+    for name, entry in checked["objectives"].items():
+        rows += [(name, "all", entry)] if len(each) > 1 else []
+        rows += [(name, scenario, of[name]) for scenario, of in each.items()]
+    return rows
+
+
 def tune_table(document: Document) -> Any:
     """``talaria.tune/1``: the knobs, then what they gain on the validation draws."""
     from rich import box
@@ -67,11 +76,10 @@ def tune_table(document: Document) -> Any:
     results = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("objective", "scenario", "baseline", "tuned", "better by (95 %)", ""):
         results.add_column(heading, justify="left" if heading in ("objective", "scenario", "") else "right")
-    for name, entry in document["validation"]["objectives"].items():
-        results.add_row(name, "all", number(entry["baseline"]), number(entry["tuned"]), change(entry), entry["verdict"])
-        for scenario, of in document["validation"]["by_scenario"].items():
-            row = of[name]
-            results.add_row("", scenario, number(row["baseline"]), number(row["tuned"]), change(row), row["verdict"])
+    shown = ""
+    for name, scenario, entry in results_by_scenario(document["validation"]):
+        heading, shown = "" if name == shown else name, name
+        results.add_row(heading, scenario, number(entry["baseline"]), number(entry["tuned"]), change(entry), entry["verdict"])
     counts = document["trials"]
     title = f"study {document['study']} · {counts['finished']} trials, {counts['pruned']} stopped early · trial {document['best']['trial']}"
     seeds = document["validation"]["seeds"]
