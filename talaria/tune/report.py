@@ -15,7 +15,7 @@ from talaria.report.tables import number
 from talaria.tune.task import Task
 from talaria.tune.validate import GAIN, NO_GAIN
 
-BASELINE = "what each scenario runs with where nothing is tuned"
+BASELINE = "each scenario as it runs untuned"
 
 
 def headline(task: Task, trials: Sequence[FrozenTrial]) -> str:

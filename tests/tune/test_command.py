@@ -57,7 +57,7 @@ def test_a_study_leaves_a_policy_a_page_and_figures(capsys: pytest.CaptureFixtur
     assert "Gain on new draws" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert run_command([*COMMAND, "--trials", "12", "--out", "out"]) == 0
     shown = capsys.readouterr()
-    assert "baseline: what each scenario runs with where nothing is tuned: tau 1, linger 1.5" in shown.err
+    assert "baseline: each scenario as it runs untuned: tau 1, linger 1.5" in shown.err
     assert "12 trials" in shown.out and "better by (95 %)" in shown.out and "wrote out/policy.yaml" in shown.err
 
 
