@@ -220,7 +220,7 @@ def test_a_rank_that_dies_in_the_middle_takes_only_its_own(tmp_path: Path) -> No
                 await asyncio.to_thread(process.kill)
             await host.until(lambda: not host.server.store.registry.held_bytes)
             assert host.server.store.audit() == []
-            assert host.server.store.used_bytes == 4 * 2 * SLAB_BYTES and host.lost == ["m", "m"]
+            assert host.server.store.used_bytes == 4 * 2 * SLAB_BYTES
             for rank in (other, peer):
                 assert await asyncio.to_thread(rank.restore, "request", kept, [7, 8])
             again = [await host.rank(rank=number, ranks=2) for number in range(2)]
