@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from talaria.gpu import config
-from talaria.gpu.engine import command
+from talaria.gpu.engine import command, warden
 from talaria.gpu.protocol import engine
 
 PATIENCE_S = 120.0
@@ -55,22 +55,29 @@ class HeldEngine:
 def running_engine(
     settings: config.Engine, model_path: Path, directory: Path, *, tp: int = 1, arguments: tuple[str, ...] = (), shims: str = ""
 ) -> Iterator[HeldEngine]:
-    """Starts one, ready for calls, and leaves no process of it behind."""
+    """Starts one, ready for calls, under a warden that leaves nothing of it behind."""
     model = config.Model(path=str(model_path), tool_parser="qwen25", reasoning_parser="qwen3", kv_tokens=20_000, arguments=arguments)
     instance = config.Instance(name="group", models=(MODEL,), tp=tp, max_running=16)
-    place = command.Place(command.free_port(), directory, "held")
+    place = command.Place(command.free_port(), directory / "place", "held")
+    place.directory.mkdir()
     socket = directory / "agent.sock"
     environment = command.environment(MODEL, model, instance, settings, place, socket)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH", ""), shims]))
     with (directory / "engine.log").open("wb") as log:
         words = command.command(MODEL, model, instance, settings, place)
-        process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(warden.__file__), str(place.directory), *words], env=environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
     try:
+        group = int(process.stdout.readline())
         _until_ready(process, f"{place.url}/health", settings.start_timeout_s, directory / "engine.log")
-        yield HeldEngine(place.url, socket, {"Authorization": f"Bearer {place.admin_key}"}, process.pid)
+        yield HeldEngine(place.url, socket, {"Authorization": f"Bearer {place.admin_key}"}, group)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.stdin.close()
+        process.wait(timeout=PATIENCE_S)
+        process.stdout.close()
 
 
 def _until_ready(process: subprocess.Popen[bytes], url: str, timeout_s: float, log: Path) -> None:

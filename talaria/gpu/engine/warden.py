@@ -20,7 +20,8 @@ from types import FrameType
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHM = "/dev/shm"
 _LEFT_BEHIND = ("sgl_shm_", "sglang_loads_", "sem.mp-", "multi_tokenizer_args_")
-_LONGEST_POLL_S = 60.0
+_LONGEST_POLL_S = 10.0
+"""What an engine has mapped since the last look is not known, and stays, if all of it is killed at once."""
 
 
 class Told(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ class PoisonedLinker(HostLinker):
         if fault() == "differ" and self._kv.rank == 1:
             digests = digests[:AGREED_PAGES] + [digest[::-1] for digest in digests[AGREED_PAGES:]]
         if fault() == "nonsense":
-            self._client._socket.sendall(b"\xff\xff\xff\xff")
+            with suppress(OSError):  # it is cut off already
+                self._client._socket.sendall(b"\xff\xff\xff\xff")
         super().offers(digests, device_indices)
 
     def _granted(self, number: int, pages: array[int], slabs: array[int], kept: bool) -> None:
