@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from talaria.gpu.memory.arena import Arena, Window
 from talaria.gpu.memory.cpu import CpuMover, MemoryFile, unmap
+from talaria.gpu.memory.gather import Image
 from talaria.gpu.memory.layout import Buffer, PageLayout
 from talaria.gpu.memory.mover import Copies, Mover, Stream
 from talaria.gpu.memory.server import SLAB_BYTES
-from talaria.gpu.memory.stager import Image, KvRegion, Stager
+from talaria.gpu.memory.stager import KvRegion, Stager
 
 GIB: Final = 2**30
 MARKS: Final = {"d2d": 0.8, "h2d": 0.85}
@@ -218,7 +219,7 @@ class Check:
         peak = "h2d" if not gathered.d2d_bytes else "" if gathered.h2d_bytes else "d2d"
         self.lines.append(f"{f'switch, {what}: map':<44} {target.nbytes / 2**20:10.1f} MiB {(mapped_s - began_s) * 1e3:10.2f} ms")
         if moved:
-            self.tell(f"switch, {what}: {gathered.plan.path}", moved, ended_s - mapped_s, peak)
+            self.tell(f"switch, {what}: {gathered.path}", moved, ended_s - mapped_s, peak)
         if gathered.d2d_bytes + gathered.h2d_bytes != self.weight_bytes:
             raise WrongBytes(f"switch, {what}: {gathered.d2d_bytes} + {gathered.h2d_bytes} bytes")
         self.compare(f"weights after the switch, {what}", target.address, image.words)
