@@ -54,6 +54,8 @@ OFFLOAD_NODE = _WRAPPER + "._offload_node"
 START_LOADS = _WRAPPER + ".start_layer_wise_loading"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _KV_POOLS = "sglang.srt.mem_cache.memory_pool."
+_ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
+SCHEDULER_MADE = _SCHEDULER + "__init__"
 INTERNAL_STATE = _MANAGERS + "scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 _CALLED: Final[dict[str, tuple[str, ...]]] = {
@@ -76,6 +78,17 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     PENALTIES: ("self", "vocab_size", "batch", "penalizers"),
     INTERNAL_STATE: ("self", "recv_req"),
     OFFLOAD_NODE: ("self", "node_id", "transfers"),
+    SCHEDULER_MADE: ("self", "server_args", "port_args"),
+    _ALLOCATOR + ".clear": ("self",),
+    _ALLOCATOR + ".available_size": ("self",),
+    _ALLOCATOR + ".get_all_free_pages": ("self",),
+    _ALLOCATOR + ".alloc": ("self", "need_size"),
+    _ALLOCATOR + ".alloc_extend": (
+        "self", "prefix_lens", "prefix_lens_cpu", "seq_lens", "seq_lens_cpu", "last_loc", "extend_num_tokens", "num_new_pages",
+    ),
+    _ALLOCATOR + ".alloc_decode": ("self", "seq_lens", "seq_lens_cpu", "last_loc"),
+    _ALLOCATOR + "._release_page_ids": ("self", "page_ids"),
+    "sglang.srt.utils.common.get_num_new_pages": ("seq_lens", "page_size", "prefix_lens", "decode"),
     START_LOADS: ("self",),
     _LINKER + ".record_offload_ready": ("self",),
     _CACHE + ".get_prefix_hash_values": ("self", "node_id"),
@@ -145,6 +158,7 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     _MESSAGES.rstrip("."): ("openai_serving_chat",),
     _WRAPPER: ("cache", "cache_linker", "hit_markers"),
     _CACHE: ("tree_core",),
+    _ALLOCATOR: ("num_pages", "page_size", "device", "free_pages", "staged_pages", "free_group", "free_page_ids_group"),
     _KV_POOLS + "MHATokenToKVPool": ("k_buffer", "v_buffer", "kv_cache_layout", "store_dtype", "dtype"),
     _KV_POOLS + "MLATokenToKVPool": ("kv_buffer", "store_dtype", "dtype"),
     "sglang.srt.mem_cache.cache_init_params.CacheInitParams": ("token_to_kv_pool_allocator", "page_size", "tp_cache_group"),
@@ -423,3 +437,18 @@ def _row_bytes(rows: Any) -> int:
     if not rows[0].is_contiguous() or nbytes != rows[0].numel() * rows.element_size():
         raise ValueError("the rows of the KV pool do not follow each other")
     return int(nbytes)
+
+
+def paged_allocator() -> type:
+    """SGLang's allocator of KV pages, to derive from."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    return PagedTokenToKVPoolAllocator  # type: ignore[no-any-return]
+
+
+def new_pages(page_tokens: int, seq_lens: Any, prefix_lens: Any = None) -> int:
+    """Pages that an extension from ``prefix_lens`` to ``seq_lens`` takes; without ``prefix_lens``, a decode step."""
+    from sglang.srt.utils import get_num_new_pages
+
+    decode = prefix_lens is None
+    return int(get_num_new_pages(seq_lens=seq_lens, page_size=page_tokens, prefix_lens=prefix_lens, decode=decode))

@@ -1,0 +1,205 @@
+"""One rank's KV pages while its model serves, and the next model's weights that a thread stages in the free ones (SPEC §5.3).
+
+The books are ``substrate``'s: pages are taken from the low end, so that the high end stays clean. An allocation goes around the chunk that
+is being written; where there is no other room the chunk is given up. Which pages it takes may thus differ from rank to rank, how many are
+free does not: engines decide by that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from talaria.gpu.memory.gather import NOTHING, Image, Ledger
+from talaria.gpu.memory.mover import CopyFailed, Event
+from talaria.gpu.memory.stager import Stager
+from talaria.substrate.pages import Extent, PagePool
+
+_log = logging.getLogger(__name__)
+
+
+class Figures(NamedTuple):
+    """What is staged, in bytes of this rank."""
+
+    target: str = ""
+    """Empty: nothing is to be staged."""
+    weight_bytes: int = 0
+    clean_bytes: int = 0
+    dirty_bytes: int = 0
+    slack_bytes: int = 0
+
+
+class Tail:
+    """``total`` pages. The scheduler's thread allocates and frees; everything else may come from any thread."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = PagePool(total)
+        self._clock = clock
+        self._written: Callable[[], Sequence[Any]] = tuple
+        self._changed = threading.Condition()
+        self._stager: Stager | None = None
+        self._bytes_per_s = 0.0
+        self._due_s = 0.0
+        """The next chunk may begin from then on."""
+        self._starved = False
+        """No missing chunk has room, until the high water falls."""
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # --- the engine's pages ------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        return self._pool.total
+
+    @property
+    def free_pages(self) -> int:
+        return self._pool.free_pages
+
+    def free_extents(self) -> list[Extent]:
+        with self._changed:
+            return self._pool.free_extents()
+
+    def alloc(self, pages: int) -> list[Extent]:
+        """The lowest free pages, but for those of the chunk that is being written. Raises OutOfPages, with nothing changed."""
+        with self._changed:
+            stager, pool = self._stager, self._pool
+            if stager is None:
+                return pool.alloc(pages)
+            below = pool.stays_below(stager.map.reach_page, pages)
+            taken = pool.alloc(pages) if below else self._alloc_in_tail(stager, pages)
+            stager.map.dirty(taken)
+            return taken
+
+    def _alloc_in_tail(self, stager: Stager, pages: int) -> list[Extent]:
+        pool, writing = self._pool, stager.map.in_flight_pages
+        if writing is None:
+            return pool.alloc(pages)
+        first, count = writing[0], max(0, min(sum(writing), pool.total) - writing[0])  # a block may be longer than its pages
+        if pages > pool.free_pages - count:
+            if pages <= pool.free_pages:
+                stager.cancel_in_flight()
+            return pool.alloc(pages)
+        pool.block(first, count)
+        try:
+            return pool.alloc(pages)
+        finally:
+            pool.unblock(first, count)
+
+    def free(self, extents: Iterable[Extent]) -> None:
+        """Raises ValueError for a page that is not in use."""
+        with self._changed:
+            before = self._pool.high_water if self._starved else 0
+            self._pool.free(extents)
+            if self._pool.high_water < before:
+                self._wake()
+
+    def free_all(self, total: int) -> None:
+        """Every page is free, and there are ``total`` from now on."""
+        with self._changed:
+            if total == self._pool.total:
+                self._pool.free_all()
+            else:
+                assert self._stager is None, "the pages of a region that is staged into are as many as they were"
+                self._pool = PagePool(total)
+            self._wake()
+
+    # --- what is staged there ----------------------------------------------------------------------------------------
+
+    def open(self, stager: Stager, written: Callable[[], Sequence[Any]] = tuple) -> None:
+        """The model is active: ``stager`` may write to free pages until ``park``.
+
+        ``written()`` gives events of PyTorch behind all that the device may still do with pages that are free by now.
+        """
+        with self._changed:
+            assert not self._closed and self._stager is None
+            self._stager, self._written = stager, written
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="talaria-staging", daemon=True)
+                self._thread.start()
+
+    def stage(self, model: str, image: Image, bytes_per_s: float) -> None:
+        """Stage ``model`` from now on, in place of another; what is staged of it already stays. Without an active model nothing happens."""
+        with self._changed:
+            if (stager := self._stager) is None:
+                return
+            if stager.map.target != model:
+                stager.cancel_in_flight()
+                stager.begin(model, image, self._pool.high_water)
+            self._bytes_per_s = bytes_per_s
+            self._due_s = self._clock()
+            self._wake()
+
+    def unstage(self) -> None:
+        """Give up what is staged."""
+        with self._changed:
+            if self._stager is not None:
+                self._stager.cancel_in_flight()
+                self._stager.map.cancel()
+
+    def park(self) -> Ledger:
+        """The model is not active any more, and nothing is written to its pages. What is staged in them."""
+        with self._changed:
+            stager, self._stager = self._stager, None
+            if stager is None:
+                return NOTHING
+            stager.settle()
+            return NOTHING if stager.map.target is None else stager.ledger()
+
+    def figures(self) -> Figures:
+        with self._changed:
+            if self._stager is None or (target := self._stager.map.target) is None:
+                return Figures()
+            staging = self._stager.map
+            if staging.tail_first_page != self._pool.high_water:
+                staging.move_tail(self._pool.high_water)
+            return Figures(target, staging.weight_bytes, staging.clean_bytes, staging.dirty_bytes, staging.slack_bytes)
+
+    def close(self) -> None:
+        """End the thread."""
+        self.park()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._starved = False
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while (begun := self._next()) is not None:
+            stager, event = begun
+            try:
+                event.wait()  # beside the scheduler, which may allocate meanwhile
+            except CopyFailed as error:
+                _log.error("talaria: staging is given up: %s", error)
+                with self._changed:
+                    stager.settle()
+                    stager.map.cancel()
+            else:
+                with self._changed:
+                    stager.settle()
+
+    def _next(self) -> tuple[Stager, Event] | None:
+        """Begin to copy one more chunk as soon as one is wanted, due and has room; None at the end."""
+        with self._changed:
+            while not self._closed:
+                wait_s = None
+                if (stager := self._stager) is not None and stager.map.target is not None and not self._starved:
+                    now_s = self._clock()
+                    wait_s = self._due_s - now_s
+                    if wait_s <= 0.0:
+                        if (event := stager.step(self._pool.high_water, self._written())) is not None:
+                            takes_s = stager.copying_bytes / self._bytes_per_s
+                            self._due_s = max(self._due_s, now_s - takes_s) + takes_s
+                            return stager, event
+                        self._starved, wait_s = True, None
+                self._changed.wait(wait_s)
+            return None
