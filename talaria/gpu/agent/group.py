@@ -151,8 +151,9 @@ class Group:
         self._post_waiting(target)
         self._host.switched(
             Switched(
-                source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path, coverage=0.0, dirty=0.0,
-                d2d_bytes=0, h2d_bytes=self._sizes.weight_bytes[target],
+                source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path,
+                coverage=times.coverage, dirty=times.dirty, d2d_bytes=times.d2d_bytes,
+                h2d_bytes=self._sizes.weight_bytes[target] if times.h2d_bytes is None else times.h2d_bytes,
             )
         )  # fmt: skip
         self._calls.happened(SwitchDone(target, times.phases_s, times.path))

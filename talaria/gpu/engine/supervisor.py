@@ -16,6 +16,7 @@ from talaria.gpu.engine.errors import Busy, EngineFailed, SwitchFailed
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.engine.switch import SwitchTimes, switch
 from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.memory.arenas import Arenas
 from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol.engine import Hello, ToEngine
 from talaria.policy.snapshot import Residency
@@ -35,17 +36,21 @@ class Supervisor:
     """Implements ``agent.host.Engines``. ``on_down(model, why)``: an engine has died, and nothing of it is left.
 
     Nothing is started behind the slot scheduler's back, since a start needs the whole group: a dead model is absent, and opened again
-    when the scheduler says so, but not before its back-off has passed. ``memory`` keeps KV over switches.
+    when the scheduler says so, but not before its back-off has passed. ``memory`` keeps KV over switches, ``arenas``
+    have the device memory that all models share.
     """
 
     def __init__(
         self, models: Mapping[str, config.Model], instance: config.Instance, settings: config.Engine, holds: HoldServer,
         on_down: Callable[[str, str], None], policy: BackoffPolicy = _POLICY, memory: MemoryServer | None = None,
+        arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.engines = {
-            name: Engine(name, models[name], instance, settings, holds, self._died, memory if models[name].family in _KEPT else None)
+            name: Engine(
+                name, models[name], instance, settings, holds, self._died, memory if models[name].family in _KEPT else None, arenas
+            )
             for name in instance.models
-        }
+        }  # fmt: skip
         self._memory = memory
         self._most = instance.max_resident_models
         self._holds = holds

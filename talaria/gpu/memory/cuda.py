@@ -147,6 +147,10 @@ class CudaMover:
     def unmap(self, address: int, memory: Memory) -> None:
         _checked(self._driver.cuMemUnmap(address, memory.nbytes))
 
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        _checked(self._driver.cuMemsetD8Async(address, byte, nbytes, 0))
+        _checked(self._driver.cuStreamSynchronize(0))
+
     def pin(self, address: int, nbytes: int) -> None:
         _checked(self._driver.cuMemHostRegister(address, nbytes, 0))
 
