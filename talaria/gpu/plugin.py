@@ -30,8 +30,9 @@ def load() -> None:
             kept += linker.HOOKS
         if arena.SOCKET_VARIABLE in os.environ:
             from talaria.gpu.hooks import arena as arena_hooks
+            from talaria.gpu.hooks import staging
 
-            kept += arena_hooks.HOOKS
+            kept += [*arena_hooks.HOOKS, *staging.HOOKS]
         compat.install([*kept, *hold.HOOKS, *offload.HOOKS, *tokenise.HOOKS, *resume.HOOKS, *stop.HOOKS, *pause.HOOKS, *telemetry.HOOKS])
     except Exception as error:
         raise SystemExit(f"talaria: the hooks cannot be installed: {error!r}") from error

@@ -23,7 +23,10 @@ PADDING_BYTES: Final = 16
 
 @dataclass(frozen=True)
 class KvRegion:
-    """The active model's KV: ``layers`` blocks of ``layer_chunks`` chunks each, from chunk ``first`` of its window on."""
+    """The active model's KV: ``layers`` blocks of ``layer_chunks`` chunks each, from chunk ``first`` of its window on.
+
+    A block's last page ends where the block does; what is no whole page lies before its first.
+    """
 
     first: int
     layers: int
@@ -40,12 +43,10 @@ class KvRegion:
 
 
 class Stager:
-    """One rank's staging while one model is active. Its pages must divide a layer's block without rest."""
+    """One rank's staging while one model is active."""
 
     def __init__(self, arena: Arena, window: Window, region: KvRegion, stream: Stream) -> None:
         chunk_bytes = arena.chunk_bytes
-        if region.layer_chunks * chunk_bytes % region.page_bytes:
-            raise ValueError(f"pages of {region.page_bytes} bytes in layers of {region.layer_chunks * chunk_bytes}: allowed whole pages")
         self.map = StagingMap(region.layers, chunk_bytes, region.pages(chunk_bytes), region.page_bytes)
         self._arena, self._window, self._region, self._stream = arena, window, region, stream
         self._image = Image(0, 0)
@@ -79,17 +80,18 @@ class Stager:
         """Of the chunk that is being copied."""
         return 0 if self._copying is None else self._image.size(self._copying[0], self._arena.chunk_bytes)
 
-    def settle(self) -> None:
-        """Wait for the chunk that is being copied; then it is clean, or missing again if its copy failed."""
+    def settle(self) -> bool:
+        """Wait for the chunk that is being copied; then it is clean, or missing again, and False, if its copy failed."""
         if self._copying is None:
-            return
+            return True
         (chunk, event), self._copying = self._copying, None
         try:
             event.wait()
         except CopyFailed:
             self.map.cancel_in_flight()
-        else:
-            self.map.advance(self._image.size(chunk, self._arena.chunk_bytes) - 1)
+            return False
+        self.map.advance(self._image.size(chunk, self._arena.chunk_bytes) - 1)
+        return True
 
     def cancel_in_flight(self) -> None:
         """The allocator needs the rows of the chunk that is being copied: wait, and count it as missing."""

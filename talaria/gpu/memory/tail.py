@@ -7,17 +7,19 @@ free does not: engines decide by that.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from talaria.gpu.memory.gather import NOTHING, Image, Ledger
 from talaria.gpu.memory.mover import CopyFailed, Event
 from talaria.gpu.memory.stager import Stager
 from talaria.substrate.pages import Extent, PagePool
 
+TELL_S: Final = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,10 @@ class Tail:
         self._pool = PagePool(total)
         self._clock = clock
         self._written: Callable[[], Sequence[Any]] = tuple
+        self._tell: Callable[[Figures], None] = lambda figures: None
+        self._told = Figures()
+        self._tell_s = 0.0
+        """Not before then again."""
         self._changed = threading.Condition()
         self._stager: Stager | None = None
         self._bytes_per_s = 0.0
@@ -109,14 +115,17 @@ class Tail:
 
     # --- what is staged there ----------------------------------------------------------------------------------------
 
-    def open(self, stager: Stager, written: Callable[[], Sequence[Any]] = tuple) -> None:
+    def open(
+        self, stager: Stager, written: Callable[[], Sequence[Any]] = tuple, tell: Callable[[Figures], None] = lambda figures: None
+    ) -> None:
         """The model is active: ``stager`` may write to free pages until ``park``.
 
-        ``written()`` gives events of PyTorch behind all that the device may still do with pages that are free by now.
+        ``written()`` gives events of PyTorch behind all that the device may still do with pages that are free by now. ``tell`` hears now
+        and then how far it is, on a thread of its own.
         """
         with self._changed:
             assert not self._closed and self._stager is None
-            self._stager, self._written = stager, written
+            self._stager, self._written, self._tell, self._told = stager, written, tell, Figures()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="talaria-staging", daemon=True)
                 self._thread.start()
@@ -139,6 +148,7 @@ class Tail:
             if self._stager is not None:
                 self._stager.cancel_in_flight()
                 self._stager.map.cancel()
+                self._wake()
 
     def park(self) -> Ledger:
         """The model is not active any more, and nothing is written to its pages. What is staged in them."""
@@ -174,32 +184,46 @@ class Tail:
         self._changed.notify()
 
     def _run(self) -> None:
-        while (begun := self._next()) is not None:
-            stager, event = begun
-            try:
-                event.wait()  # beside the scheduler, which may allocate meanwhile
-            except CopyFailed as error:
-                _log.error("talaria: staging is given up: %s", error)
-                with self._changed:
-                    stager.settle()
-                    stager.map.cancel()
-            else:
-                with self._changed:
-                    stager.settle()
+        while not self._closed:
+            with self._changed:
+                begun = None if self._closed else self._step()
+                if begun is None and not self._closed:
+                    self._changed.wait(self._idle_s())
+            if begun is not None:
+                self._finish(*begun)
+            self._report()
 
-    def _next(self) -> tuple[Stager, Event] | None:
-        """Begin to copy one more chunk as soon as one is wanted, due and has room; None at the end."""
-        with self._changed:
-            while not self._closed:
-                wait_s = None
-                if (stager := self._stager) is not None and stager.map.target is not None and not self._starved:
-                    now_s = self._clock()
-                    wait_s = self._due_s - now_s
-                    if wait_s <= 0.0:
-                        if (event := stager.step(self._pool.high_water, self._written())) is not None:
-                            takes_s = stager.copying_bytes / self._bytes_per_s
-                            self._due_s = max(self._due_s, now_s - takes_s) + takes_s
-                            return stager, event
-                        self._starved, wait_s = True, None
-                self._changed.wait(wait_s)
+    def _step(self) -> tuple[Stager, Event] | None:
+        """Begin to copy one more chunk, if one is wanted, due and has room."""
+        stager, now_s = self._stager, self._clock()
+        if stager is None or stager.map.target is None or self._starved or now_s < self._due_s:
             return None
+        event = stager.step(self._pool.high_water, self._written())
+        if event is None:
+            self._starved = True
+            return None
+        takes_s = stager.copying_bytes / self._bytes_per_s
+        self._due_s = max(self._due_s, now_s - takes_s) + takes_s
+        return stager, event
+
+    def _idle_s(self) -> float | None:
+        """How long there is nothing to do; None: until somebody wakes the thread."""
+        if self._stager is None or (self._stager.map.target is None and not self._told.target):
+            return None
+        return TELL_S if self._starved else min(TELL_S, max(0.0, self._due_s - self._clock()))
+
+    def _finish(self, stager: Stager, event: Event) -> None:
+        """Wait for a copy, beside the scheduler, which may allocate meanwhile."""
+        with contextlib.suppress(CopyFailed):
+            event.wait()
+        with self._changed:
+            if not stager.settle():
+                _log.error("talaria: staging of %s is given up: a copy failed", stager.map.target)
+                stager.map.cancel()
+
+    def _report(self) -> None:
+        now_s = self._clock()
+        if now_s < self._tell_s or (figures := self.figures()) == self._told:
+            return
+        self._tell_s, self._told = now_s + TELL_S, figures
+        self._tell(figures)

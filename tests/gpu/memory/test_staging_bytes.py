@@ -219,6 +219,4 @@ def test_impossible_arenas_and_images_are_refused() -> None:
         device.stager.begin("b", Image(0, 17), 0)
     with pytest.raises(ValueError, match="once"):
         device.arena.show(device.models["a"].window, range(device.arena.count))
-    with pytest.raises(ValueError, match="whole pages"):
-        Stager(device.arena, device.models["a"].window, KvRegion(1, 1, 1, 3000), device.stream)
     device.close()

@@ -14,12 +14,13 @@ from talaria.gpu.memory.cpu import CpuMover, CpuStream, MemoryFile, unmap
 from talaria.gpu.memory.gather import NOTHING, Image, Ledger
 from talaria.gpu.memory.mover import Copies
 from talaria.gpu.memory.stager import KvRegion, Stager
-from talaria.gpu.memory.tail import Tail
+from talaria.gpu.memory.tail import Figures, Tail
 from talaria.substrate.pages import Extent, OutOfPages
 from tests.gpu.cluster import wait_for
 
 CHUNK = CpuMover.granule_bytes
-PAGE_BYTES = 1024
+PAGE_BYTES = 1000
+"""Does not divide a block: its rest lies before the first page."""
 LAYERS, LAYER_CHUNKS, WEIGHT_CHUNKS = 2, 6, 7.4
 UNLIMITED = float("inf")
 KV = 0xEE
@@ -43,10 +44,11 @@ class Rank:
         ctypes.memmove(self.image.address, self.weights, nbytes)
         self.stream = stream or CpuStream()
         self.tail = Tail(self.region.pages(CHUNK) - 1)
+        self.told: list[Figures] = []
 
     def open(self) -> Stager:
         stager = Stager(self.arena, self.window, self.region, self.stream)
-        self.tail.open(stager)
+        self.tail.open(stager, tell=self.told.append)
         return stager
 
     def alloc(self, pages: int) -> list[Extent]:
@@ -54,8 +56,8 @@ class Rank:
         extents = self.tail.alloc(pages)
         for first, count in extents:
             for layer in range(LAYERS):
-                block = self.window.address + (self.region.first + layer * LAYER_CHUNKS) * CHUNK
-                ctypes.memset(block + first * PAGE_BYTES, KV, count * PAGE_BYTES)
+                end = self.window.address + (self.region.first + (layer + 1) * LAYER_CHUNKS) * CHUNK
+                ctypes.memset(end - (self.region.pages(CHUNK) - first) * PAGE_BYTES, KV, count * PAGE_BYTES)
         return extents
 
     def wrong(self, ledger: Ledger) -> list[int]:
@@ -177,7 +179,7 @@ def test_a_rate_is_kept_and_can_be_changed() -> None:
     until(lambda: rank.tail.figures().clean_bytes == rank.image.nbytes)
     figures = rank.tail.figures()
     assert (figures.target, figures.weight_bytes, figures.dirty_bytes) == ("next", rank.image.nbytes, 0)
-    assert figures.slack_bytes == LAYERS * LAYER_CHUNKS * CHUNK - 8 * CHUNK
+    assert figures.slack_bytes == (LAYERS * (LAYER_CHUNKS - 1) - 8) * CHUNK
     rank.close()
 
 
@@ -206,6 +208,18 @@ def test_another_target_voids_the_first_and_none_ends_staging() -> None:
     assert rank.tail.figures().target == "other"
     rank.tail.unstage()
     assert rank.tail.figures().target == "" and rank.tail.park() == NOTHING
+    rank.close()
+
+
+def test_it_tells_how_far_it_is_and_when_that_changes() -> None:
+    rank = Rank()
+    rank.open()
+    rank.tail.stage("next", rank.image, UNLIMITED)
+    until(lambda: bool(rank.told) and rank.told[-1].clean_bytes == rank.image.nbytes)
+    rank.alloc(rank.tail.total)
+    until(lambda: rank.told[-1] == Figures("next", rank.image.nbytes, 0, rank.image.nbytes, 0))
+    rank.tail.unstage()
+    until(lambda: rank.told[-1] == Figures())
     rank.close()
 
 
