@@ -10,7 +10,7 @@ from typing import Protocol
 from talaria.gpu.agent.alarm import Alarm
 from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.decode import DecodeClock
-from talaria.gpu.agent.host import Engines, Host, Sizes
+from talaria.gpu.agent.host import Engines, Host, Sizes, Staged
 from talaria.gpu.agent.leases import Leases
 from talaria.gpu.agent.memory import PrefixMemory
 from talaria.gpu.engine.errors import EngineFailed
@@ -158,6 +158,25 @@ class Group:
         )  # fmt: skip
         self._calls.happened(SwitchDone(target, times.phases_s, times.path))
         self._host.slot_opened()
+
+    def stage(self, model: str, share: float) -> None:
+        """Of the parked models only this one is staged from now on (SPEC §5.6)."""
+        self._engines.stage(model, share)
+        self._calls.view.models[model].residency = Residency.STAGED
+
+    def unstage(self, model: str) -> None:
+        self._engines.unstage()
+        view = self._calls.view.models[model]
+        view.coverage = 0.0
+        if view.residency is Residency.STAGED:
+            view.residency = Residency.PARKED
+
+    def staged(self) -> Staged:
+        """As it is now, and so that the scheduler's switch estimates rest on it (SPEC §4.2)."""
+        staged = self._engines.staged()
+        if staged.target:
+            self._calls.view.models[staged.target].coverage = staged.coverage
+        return staged
 
     def show_residency(self) -> None:
         """The models as their engines stand now."""

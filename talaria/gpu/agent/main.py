@@ -20,7 +20,7 @@ import uvloop
 
 from talaria.errors import InputError, unknown_name
 from talaria.gpu import config
-from talaria.gpu.agent.beliefs import capabilities_of, knobs_of, timing_of
+from talaria.gpu.agent.beliefs import capabilities_of, knobs_of, staging_rate, timing_of
 from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.agent.server import AgentServer, listening
 from talaria.gpu.agent.telemetry import Outbox, Telemetry
@@ -56,7 +56,10 @@ class Agent:
         self._memory = MemoryServer(instance.host_kv_bytes, instance.tp) if instance.host_kv_bytes else None
         arena = instance.arena
         self.arenas = None if arena is None else Arenas(instance.tp, arena.chunks, arena.chunk_bytes, check=arena.check)
-        self.engines = Supervisor(models, instance, cluster.engine, self._holds, self._died, memory=self._memory, arenas=self.arenas)
+        self.engines = Supervisor(
+            models, instance, cluster.engine, self._holds, self._died, memory=self._memory, arenas=self.arenas,
+            staging_bytes_per_s=staging_rate(cluster, instance),
+        )  # fmt: skip
         self._instance: AgentInstance | None = None
 
     async def serve(self, stop: asyncio.Event, on_port: Callable[[int], None]) -> None:

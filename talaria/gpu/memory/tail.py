@@ -138,8 +138,8 @@ class Tail:
             if stager.map.target != model:
                 stager.cancel_in_flight()
                 stager.begin(model, image, self._pool.high_water)
-            self._bytes_per_s = bytes_per_s
-            self._due_s = self._clock()
+            self._bytes_per_s, self._due_s = bytes_per_s, self._clock()
+            self._told = Figures()  # whoever asks for it wants to hear how far it is
             self._wake()
 
     def unstage(self) -> None:
