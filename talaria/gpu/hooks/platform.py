@@ -1,28 +1,28 @@
-"""SGLang's platforms with the arena behind them: what ``plugin.platform`` names, and SGLang makes in every process of an engine."""
+"""SGLang's platforms with the arena behind them: what ``plugin.platform`` names, and SGLang makes in every process of an engine.
+
+That is in the middle of its own imports, so everything else is imported when it is needed.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from talaria.gpu import compat
-from talaria.gpu.hooks import arena, placing
 
 
 class ArenaPlatform:
     """Beside one of SGLang's platforms."""
 
     def post_load_model(self, model: Any) -> None:
+        from talaria.gpu.hooks import arena
+
         super().post_load_model(model)  # type: ignore[misc]
         arena.attach(model, next(model.parameters()).device)
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
-        """Raises SystemExit for one whose place in the arena is not known: it would be lost at the first switch."""
-        pool = {"mha": ArenaMha, "mla": ArenaMla}.get(kind)
-        if pool is None:
-            raise SystemExit(f"talaria: KV pools of kind {kind!r} have no place in an arena")
-        return pool
+        from talaria.gpu.hooks import pools
+
+        return pools.in_arena(kind)
 
 
 class CpuArenaPlatform(ArenaPlatform, compat.platform("cpu")):  # type: ignore[misc]
@@ -31,33 +31,3 @@ class CpuArenaPlatform(ArenaPlatform, compat.platform("cpu")):  # type: ignore[m
 
 class CudaArenaPlatform(ArenaPlatform, compat.platform("cuda")):  # type: ignore[misc]
     pass
-
-
-def _fragments(pool: Any, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """One for each shape, all of the same size. Raises SystemExit with one line where they are not, or do not fit."""
-    attached = arena.attached
-    assert attached is not None, "SGLang loads the model before it makes its KV pool"
-    sizes = {shape: torch.Size(shape).numel() * pool.store_dtype.itemsize for shape in shapes}
-    pages = (pool.size + pool.page_size) // pool.page_size
-    try:
-        if len(set(sizes.values())) != 1 or (pool.size + pool.page_size) % pool.page_size:
-            raise ValueError(f"KV buffers of {sorted(sizes.values())} bytes for pages of {pool.page_size} tokens")
-        nbytes = sizes[shapes[0]]
-        addresses = attached.carve(len(shapes), nbytes, nbytes // pages, pages)
-    except ValueError as error:
-        raise SystemExit(f"talaria: the KV pool cannot lie in the arena: {error}") from error
-    return [
-        placing.tensor_at(address, shape, pool.store_dtype, attached.device) for address, shape in zip(addresses, shapes, strict=True)
-    ]
-
-
-class ArenaMha(compat.kv_pool_class("mha")):  # type: ignore[misc]
-    def _create_buffers_normal(self) -> None:
-        keys, values = self._kv_buffer_shapes()
-        fragments = _fragments(self, [keys, values] * self.layer_num)
-        self.k_buffer, self.v_buffer = fragments[::2], fragments[1::2]
-
-
-class ArenaMla(compat.kv_pool_class("mla")):  # type: ignore[misc]
-    def _create_buffers(self) -> None:
-        self.kv_buffer = _fragments(self, [(self.size + self.page_size, 1, self.kv_cache_dim)] * self.layer_num)

@@ -25,7 +25,7 @@ def _tell(answer: Any, *_arguments: Any, **_named: Any) -> None:
         from talaria.gpu.hooks import staging
 
         needed += [*arena_hooks.HOOKS, *staging.HOOKS]
-        attached = arena_hooks.attached is not None
+        attached = arena_hooks.attached is not None and arena_hooks.attached.kv is not None
     if attached and not compat.unapplied(needed):
         answer.internal_state[ABI_KEY] = ABI
 
