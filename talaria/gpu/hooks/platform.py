@@ -24,6 +24,11 @@ class ArenaPlatform:
 
         return pools.in_arena(kind)
 
+    def get_paged_allocator_cls(self) -> type:
+        from talaria.gpu.hooks.allocator import LowPagesAllocator
+
+        return LowPagesAllocator
+
 
 class CpuArenaPlatform(ArenaPlatform, compat.platform("cpu")):  # type: ignore[misc]
     pass
