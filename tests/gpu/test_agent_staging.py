@@ -43,17 +43,17 @@ def test_the_next_model_is_staged_and_routers_see_how_far() -> None:
 
 
 def word(clean: int, dirty: int = 0, model: str = "b") -> Word:
-    return Word(model, 100, clean, dirty, 10)
+    return Word(model, 100, clean, dirty, 10, 100, 4.0)
 
 
 def test_the_rank_that_has_least_counts_and_one_that_has_said_nothing_has_nothing() -> None:
     progress = Progress(2)
     progress.begin("a", "b")
     progress.heard("a", 0, word(80))
-    assert progress.figures("a") == Staged("b", 0.0, 100, 80, 0, 10)
+    assert progress.figures("a") == Staged("b", 0.0, 100, 80, 0, 10, 25.0)
     progress.heard("a", 1, word(50, dirty=30))
-    assert progress.figures("a") == Staged("b", 0.5, 200, 130, 30, 20)
-    progress.heard("a", 0, Word("", 0, 0, 0, 0))
+    assert progress.figures("a") == Staged("b", 0.5, 200, 130, 30, 20, 25.0)
+    progress.heard("a", 0, Word("", 0, 0, 0, 0, 0, 0.0))
     assert progress.figures("a").coverage == 0.0, "a rank has given it up"
 
 

@@ -154,6 +154,7 @@ class Group:
                 source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path,
                 coverage=times.coverage, dirty=times.dirty, d2d_bytes=times.d2d_bytes,
                 h2d_bytes=self._sizes.weight_bytes[target] if times.h2d_bytes is None else times.h2d_bytes,
+                staging_bytes_per_s=times.staging_bytes_per_s,
             )
         )  # fmt: skip
         self._calls.happened(SwitchDone(target, times.phases_s, times.path))

@@ -46,6 +46,8 @@ class Staged(NamedTuple):
     dirty_bytes: int = 0
     """Staged once and overwritten by KV since."""
     slack_bytes: int = 0
+    bytes_per_s: float = 0.0
+    """At which a rank has copied so far; 0: nothing yet."""
 
 
 class Engines(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from talaria.gpu.agent.host import Staged
 from talaria.gpu.protocol import arena as protocol
 
@@ -42,4 +44,5 @@ class Progress:
             clean_bytes=sum(item.clean_bytes for item in heard),
             dirty_bytes=sum(item.dirty_bytes for item in heard),
             slack_bytes=sum(item.slack_bytes for item in heard),
+            bytes_per_s=sum(item.copied_bytes for item in heard) / (sum(item.copying_s for item in heard) or math.inf),
         )

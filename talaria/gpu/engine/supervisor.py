@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from talaria.gpu import config
@@ -164,9 +165,10 @@ class Supervisor:
         while True:
             try:
                 attempt = switch(None if source is None else self.engines[source], self.engines[target])
+                staged = self._staging.figures(source)
                 times = await (attempt if self.alive(target) else self._opening(target, attempt))
                 self._staging.begin("", "")
-                return times
+                return replace(times, staging_bytes_per_s=staged.bytes_per_s)
             except Busy as busy:
                 if time.monotonic() >= until_s:
                     raise SwitchFailed(f"{source!r} cannot be parked: {busy}") from busy

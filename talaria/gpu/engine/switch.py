@@ -30,6 +30,8 @@ class SwitchTimes:
     d2d_bytes: int = 0
     h2d_bytes: int | None = None
     """Of the rank that moved most; None: SGLang copied all weights."""
+    staging_bytes_per_s: float = 0.0
+    """At which a rank staged before; 0: nothing was."""
 
 
 async def switch(source: Engine | None, target: Engine) -> SwitchTimes:

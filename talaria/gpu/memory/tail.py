@@ -32,6 +32,10 @@ class Figures(NamedTuple):
     clean_bytes: int = 0
     dirty_bytes: int = 0
     slack_bytes: int = 0
+    copied_bytes: int = 0
+    """Since the target was named, with what was copied again."""
+    copying_s: float = 0.0
+    """How long that took, waits for the rate included and waits for room left out."""
 
 
 class Tail:
@@ -50,6 +54,9 @@ class Tail:
         self._bytes_per_s = 0.0
         self._due_s = 0.0
         """The next chunk may begin from then on."""
+        self._copied_bytes, self._copying_s = 0, 0.0
+        self._since_s: float | None = None
+        """Start of what is not in ``_copying_s`` yet; None while nothing can be copied."""
         self._starved = False
         """No missing chunk has room, until the high water falls."""
         self._thread: threading.Thread | None = None
@@ -138,6 +145,7 @@ class Tail:
             if stager.map.target != model:
                 stager.cancel_in_flight()
                 stager.begin(model, image, self._pool.high_water)
+                self._copied_bytes, self._copying_s, self._since_s = 0, 0.0, None
             self._bytes_per_s, self._due_s = bytes_per_s, self._clock()
             self._told = Figures()  # whoever asks for it wants to hear how far it is
             self._wake()
@@ -166,7 +174,10 @@ class Tail:
             staging = self._stager.map
             if staging.tail_first_page != self._pool.high_water:
                 staging.move_tail(self._pool.high_water)
-            return Figures(target, staging.weight_bytes, staging.clean_bytes, staging.dirty_bytes, staging.slack_bytes)
+            return Figures(
+                target, staging.weight_bytes, staging.clean_bytes, staging.dirty_bytes, staging.slack_bytes, self._copied_bytes,
+                self._copying_s,
+            )  # fmt: skip
 
     def close(self) -> None:
         """End the thread."""
@@ -200,8 +211,9 @@ class Tail:
             return None
         event = stager.step(self._pool.high_water, self._written())
         if event is None:
-            self._starved = True
+            self._starved, self._since_s = True, None
             return None
+        self._since_s = now_s if self._since_s is None else self._since_s
         takes_s = stager.copying_bytes / self._bytes_per_s
         self._due_s = max(self._due_s, now_s - takes_s) + takes_s
         return stager, event
@@ -217,6 +229,11 @@ class Tail:
         with contextlib.suppress(CopyFailed):
             event.wait()
         with self._changed:
+            self._copied_bytes += stager.copying_bytes
+            if self._since_s is not None:
+                now_s = self._clock()
+                self._copying_s += now_s - self._since_s
+                self._since_s = now_s
             if not stager.settle():
                 _log.error("talaria: staging of %s is given up: a copy failed", stager.map.target)
                 stager.map.cancel()

@@ -78,6 +78,9 @@ class Staged(_Message, frozen=True):
     clean_bytes: int
     dirty_bytes: int
     slack_bytes: int
+    copied_bytes: int
+    """Since the staging of the model began."""
+    copying_s: float
 
 
 class Welcome(_Message, frozen=True):
