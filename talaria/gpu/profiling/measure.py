@@ -38,7 +38,7 @@ from talaria.policy.snapshot import InstanceSnapshot
 from talaria.profiles.points import DecodePoint, PrefillPoint
 
 ROUTER = "session-sticky"
-KNOBS = {"t_ttft": 600.0, "t_tpot": 0.5, "gamma": 1.0, "linger": 0.0, "tau": 0.0, "overload": "queue"}
+KNOBS = {"t_ttft": 600.0, "t_tpot": 0.5, "gamma": 1.0, "linger": 0.0, "tau": 0.0, "overload": "queue", "stage_rate": 0.0}
 """One session stays on one instance, and a grant is 1,200 decode steps."""
 STAGING_KNOBS = {**KNOBS, "visit_idle": True, "stage_rate": 1.0}
 """Every round goes on to the other models, which are staged beside the call of the one that serves."""
