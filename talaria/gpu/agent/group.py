@@ -65,6 +65,8 @@ class Group:
         self._switch: tuple[str | None, str] | None = None
         """(source, target) of the switch or open under way."""
         self._switch_task: asyncio.Task[None] | None = None
+        self._staging: tuple[str, float] | None = None
+        """What is being staged, since when."""
         self._closing: list[str] = []
         self._shutting: set[asyncio.Task[None]] = set()
         """Parked engines that an administrator has closed, while they end."""
@@ -110,6 +112,7 @@ class Group:
             self.switch_to(model)
 
     def switch_to(self, target: str) -> None:
+        self._end_staging()
         source = self._calls.view.active
         assert not any(run.granted for run in self._calls.runs.values()), "a switch met a busy engine"
         if source is not None:
@@ -162,15 +165,24 @@ class Group:
 
     def stage(self, model: str, share: float) -> None:
         """Of the parked models only this one is staged from now on (SPEC §5.6)."""
+        self._end_staging()
+        self._staging = model, self._calls.clock()
         self._engines.stage(model, share)
         self._calls.view.models[model].residency = Residency.STAGED
 
     def unstage(self, model: str) -> None:
+        self._end_staging()
         self._engines.unstage()
         view = self._calls.view.models[model]
         view.coverage = 0.0
         if view.residency is Residency.STAGED:
             view.residency = Residency.PARKED
+
+    def _end_staging(self) -> None:
+        """For timelines."""
+        if self._staging is not None:
+            (model, since_s), self._staging = self._staging, None
+            self._host.phase("staging", model, since_s, self._calls.clock())
 
     def staged(self) -> Staged:
         """As it is now, and so that the scheduler's switch estimates rest on it (SPEC §4.2)."""
