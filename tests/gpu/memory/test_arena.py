@@ -3,38 +3,105 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from talaria.gpu import config
-from tests.gpu.memory.shared import shared
+from talaria.gpu.engine.errors import SwitchFailed
+from talaria.gpu.engine.switch import SwitchTimes
+from tests.gpu.memory.shared import Call, Shared, shared, wrong
 
 TWO_RANKS = pytest.param(2, marks=pytest.mark.full)
 MODELS = ("qwen3", "llama")
 
 
+def prompts(seed: int, count: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(4, 420) for _ in range(draw.randrange(20, 200))] for _ in range(count)]
+
+
+class Calls:
+    """What engines were asked and said, by model."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, list[Call]] = {}
+
+    async def ask(self, pair: Shared, asked: Sequence[list[int]]) -> None:
+        model = pair.active
+        assert model is not None
+        for prompt in asked:
+            output = (await pair.generate(model, prompt, 12))["output_ids"]
+            self.made.setdefault(model, []).append((prompt, output))
+
+    def are_right(self, python: str, models: Path) -> None:
+        for model, calls in self.made.items():
+            assert wrong(python, models / model, calls) == []
+
+
+def check_times(pair: Shared, target: str, times: SwitchTimes) -> None:
+    """Nothing is staged, so everything comes from the image."""
+    assert (times.path, times.h2d_bytes, times.d2d_bytes) == ("h2d", pair.weight_bytes(target), 0)
+    assert (times.coverage, times.dirty) == (0.0, 0.0)
+    assert all(phase_s > 0 for phase_s in times.phases_s[1:])
+    assert set(pair.arenas.owners()) == {target}
+
+
 @pytest.mark.parametrize("tp", [1, TWO_RANKS])
 def test_two_models_in_one_arena_answer_as_if_each_were_alone(
-    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int
+    cpu_engine: config.Engine, tiny_models: Path, engine_python: str, tmp_path: Path, tp: int
 ) -> None:
-    draw = random.Random(1)
-    prompts = [[draw.randrange(4, 420) for _ in range(draw.randrange(20, 200))] for _ in range(4)]
+    calls = Calls()
 
     async def main() -> None:
         async with shared(cpu_engine, {name: tiny_models / name for name in MODELS}, tmp_path, tp=tp) as pair:
-            assert pair.active == "qwen3", (tmp_path, pair.downs)
-            alone = {model: [] for model in MODELS}
-            for number in range(6):
-                model = MODELS[number % 2]
-                if model != pair.active:
-                    times = await pair.switch(model)
-                    print(times)
-                said = [(await pair.generate(model, prompt, 12))["output_ids"] for prompt in prompts]
-                alone[model].append(said)
-            for model in MODELS:
-                assert alone[model][0] == alone[model][1] == alone[model][2]
-            print(alone)
+            await calls.ask(pair, prompts(0, 3))
+            for number in range(1, 7):
+                target = MODELS[number % 2]
+                check_times(pair, target, await pair.switch(target))
+                await calls.ask(pair, prompts(number, 3))
+            pair.fault.write_text("idle")  # the control: with a mover that copies nothing this test fails
+            with pytest.raises(SwitchFailed):
+                await pair.switch("llama")
+            assert "weights differ from their image" in log(cpu_engine, "llama")
+            pair.fault.write_text("")
+            check_times(pair, "qwen3", await pair.switch("qwen3"))
+            await calls.ask(pair, prompts(7, 3))
 
     asyncio.run(main())
+    calls.are_right(engine_python, tiny_models)
+    assert [name for name in os.listdir("/dev/shm") if name.startswith("talaria")] == []
+
+
+def log(settings: config.Engine, model: str) -> str:
+    return (Path(settings.log_dir) / f"g0-{model}.log").read_text(errors="replace")
+
+
+@pytest.mark.full
+def test_models_of_hundreds_of_megabytes_are_copied_whole(
+    cpu_engine: config.Engine, large_model: Path, tiny_models: Path, engine_python: str, tmp_path: Path
+) -> None:
+    """And without checks, a mover that copies nothing gives other answers."""
+    calls, idle = Calls(), Calls()
+    models = {"llama": tiny_models / "llama", "large": large_model}
+
+    async def main() -> None:
+        async with shared(cpu_engine, models, tmp_path, managed_gib=0.5, chunk_kib=1024) as pair:
+            assert pair.weight_bytes("large") >= 200 * 10**6
+            for target in ("large", "llama", "large"):
+                check_times(pair, target, await pair.switch(target))
+                await calls.ask(pair, prompts(1, 2))
+        async with shared(cpu_engine, models, tmp_path, managed_gib=0.5, chunk_kib=1024, check=False) as pair:
+            for target in ("large", "llama", "large"):
+                check_times(pair, target, await pair.switch(target))
+                await calls.ask(pair, prompts(2, 2))
+            pair.fault.write_text("idle")
+            await pair.switch("llama")
+            await idle.ask(pair, prompts(3, 2))
+
+    asyncio.run(main())
+    assert wrong(engine_python, models["llama"], calls.made["llama"]) == wrong(engine_python, large_model, calls.made["large"]) == []
+    assert wrong(engine_python, models["llama"], idle.made["llama"]) == [0, 1]

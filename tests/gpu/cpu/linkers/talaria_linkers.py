@@ -43,7 +43,15 @@ class _Mover(CpuMover):
         return _Stream(restores=self._streams > 1)
 
 
-class PoisonedLinker(HostLinker):
+class LaggingLinker(HostLinker):
+    """Rank 1 knows less of the host's pool, if the test wants it."""
+
+    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+        found = super().lookup(rid, transfers)
+        return found[:-LAG_PAGES] if fault() == "lag" and self._kv.rank == 1 else found
+
+
+class PoisonedLinker(LaggingLinker):
     """Every flush fills the device pool with NaN."""
 
     @staticmethod
@@ -55,7 +63,3 @@ class PoisonedLinker(HostLinker):
         pool = next(iter(self.pools.values()))
         for rows in pool.kv_buffer if self._kv.family == "mla" else (*pool.k_buffer, *pool.v_buffer):
             rows.fill_(float("nan"))
-
-    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        found = super().lookup(rid, transfers)
-        return found[:-LAG_PAGES] if fault() == "lag" and self._kv.rank == 1 else found
