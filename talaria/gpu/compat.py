@@ -50,6 +50,7 @@ CONTINUE = _SCHEDULER + "continue_generation"
 _UPDATER = _MANAGERS + "scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 RELEASE = _UPDATER + "release_memory_occupation"
 RESUME = _UPDATER + "resume_memory_occupation"
+KV_ROOM = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes"
 GRAMMAR = _GRAMMARS + "process_req_with_grammar"
 GRAMMARS_READY = _GRAMMARS + "get_ready_grammar_requests"
 _PENALTIES = "sglang.srt.sampling.penaltylib."
@@ -85,6 +86,7 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     CONTINUE: ("self", "recv_req"),
     RELEASE: ("self", "recv_req"),
     RESUME: ("self", "recv_req"),
+    KV_ROOM: ("self", "pre_model_load_memory"),
     GRAMMAR: ("self", "req"),
     GRAMMARS_READY: ("self",),
     PENALTIES: ("self", "vocab_size", "batch", "penalizers"),

@@ -147,7 +147,7 @@ class Arena(_Strict):
 
     managed_gib: Annotated[float, Field(gt=0, le=2**20)]
     """On each rank, for weights and KV. While a model loads, its weights are once more beside it."""
-    chunk_kib: Annotated[int, Field(ge=4, le=2**21, multiple_of=4)] = 64 * 1024
+    chunk_kib: Annotated[int, Field(ge=4, le=2**21, multiple_of=4)] = 16 * 1024
     """What is mapped and staged as a whole."""
     staging_gib_s: Annotated[float, Field(gt=0)] | None = None
     """How fast a rank copies the next one's weights at the most; none: as the profile says on GPUs, without limit on the CPU."""

@@ -46,7 +46,7 @@ async def switch(source: Engine | None, target: Engine) -> SwitchTimes:
         if target.state is EngineState.PARKED:
             activated = await target.activate()
             if activated.ranks:
-                return _of_ranks(started_s, activated.ranks)
+                return of_ranks(started_s, activated.ranks)
             return SwitchTimes(started_s, (teardown_s, *activated.phases_s), "h2d")
         opened_s = time.monotonic()
         await target.start()
@@ -55,7 +55,8 @@ async def switch(source: Engine | None, target: Engine) -> SwitchTimes:
         raise SwitchFailed(str(error), error.model) from error
 
 
-def _of_ranks(started_s: float, ranks: Sequence[RankTimes]) -> SwitchTimes:
+def of_ranks(started_s: float, ranks: Sequence[RankTimes]) -> SwitchTimes:
+    """One switch: as slow as its slowest rank, as cold as its coldest (SPEC §5.4)."""
     logical, took_s = merge_ranks([rank.record for rank in ranks]), time.monotonic() - started_s
     teardown_s, weights_s, pool_s, graphs_s, publish_s = logical.phases_s
     weights = [max(1, rank.record.d2d_bytes + rank.record.h2d_bytes) for rank in ranks]

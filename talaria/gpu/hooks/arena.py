@@ -112,6 +112,11 @@ class Attached:
         self._refresh_kv()
         return addresses
 
+    @property
+    def room_bytes(self) -> int:
+        """Of the arena, behind the weights."""
+        return (self.arena.count - self._chunks_used) * self.arena.chunk_bytes
+
     def _refresh_kv(self) -> None:
         """KV as in a new pool; where switches are checked, only SGLang's padding page is."""
         for address, nbytes, page_bytes in self._kv_bytes:
@@ -275,7 +280,22 @@ def _go_on(_result: Any, *_arguments: Any, **_named: Any) -> None:
     )  # fmt: skip
 
 
+def _kv_room(original: Callable[..., int], configurator: Any, *arguments: Any, **named: Any) -> int:
+    """Bytes for KV are those of the arena, however little the device has beside it."""
+    return original(configurator, *arguments, **named) if attached is None else attached.room_bytes
+
+
+def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> None:
+    if attached is None:
+        raise SystemExit("talaria: SGLang knows no platform of ours: is the installed talaria older than its sources?")
+    if attached.kv is None:
+        pool = type(scheduler.token_to_kv_pool_allocator.get_kvcache()).__name__
+        raise SystemExit(f"talaria: KV pools like {pool} have no place in an arena")
+
+
 HOOKS: Final = (
+    compat.Hook(compat.KV_ROOM, "around", _kv_room),
+    compat.Hook(compat.SCHEDULER_MADE, "after", _made),
     compat.Hook(compat.PAUSE, "before", _pause),
     compat.Hook(compat.RELEASE, "around", _release),
     compat.Hook(compat.RESUME, "around", _resume),

@@ -18,6 +18,7 @@ class ArenaPlatform:
 
         super().post_load_model(model)  # type: ignore[misc]
         arena.attach(model, next(model.parameters()).device)
+        self.empty_cache()  # type: ignore[attr-defined]
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         from talaria.gpu.hooks import pools

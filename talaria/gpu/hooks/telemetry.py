@@ -19,14 +19,12 @@ def _tell(answer: Any, *_arguments: Any, **_named: Any) -> None:
         from talaria.gpu.hooks import linker
 
         needed += linker.HOOKS
-    attached = True
     if arena.SOCKET_VARIABLE in os.environ:
         from talaria.gpu.hooks import arena as arena_hooks
         from talaria.gpu.hooks import staging
 
         needed += [*arena_hooks.HOOKS, *staging.HOOKS]
-        attached = arena_hooks.attached is not None and arena_hooks.attached.kv is not None
-    if attached and not compat.unapplied(needed):
+    if not compat.unapplied(needed):
         answer.internal_state[ABI_KEY] = ABI
 
 

@@ -152,9 +152,11 @@ class CudaMover:
         _checked(self._driver.cuStreamSynchronize(0))
 
     def pin(self, address: int, nbytes: int) -> None:
+        _checked(self._driver.cuCtxSetCurrent(self._context))  # the caller's thread may be one of ours
         _checked(self._driver.cuMemHostRegister(address, nbytes, 0))
 
     def unpin(self, address: int) -> None:
+        _checked(self._driver.cuCtxSetCurrent(self._context))
         _checked(self._driver.cuMemHostUnregister(address))
 
     def stream(self) -> Stream:
