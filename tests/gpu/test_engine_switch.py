@@ -25,6 +25,6 @@ def test_a_switch_is_as_slow_as_its_slowest_rank_and_as_cold_as_its_coldest() ->
 def test_what_no_rank_accounts_for_counts_as_publishing() -> None:
     began_s = time.monotonic() - 10.0
     times = of_ranks(began_s, [rank(5.0, "h2d", 0, 7)])
-    assert times.phases_s[4] >= 6.0
+    assert times.phases_s[4] > 5.9
     ahead = of_ranks(time.monotonic() + 10.0, [rank(5.0, "h2d", 0, 7)])
     assert sum(ahead.phases_s) == 5.0
