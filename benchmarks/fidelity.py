@@ -38,7 +38,7 @@ WORK = {
 """Agent sessions in small: what a core prefills and decodes in seconds."""
 
 
-MEMORY = {"host_kv_gib": 0.25, "arena": {"managed_gib": 0.02, "chunk_kib": 16, "staging_gib_s": 0.001}}
+MEMORY = {"host_kv_gib": 0.25, "arena": {"managed_gib": 0.02, "chunk_kib": 16, "staging_gib_s": 0.004}}
 """A model's weights take most of a second."""
 
 

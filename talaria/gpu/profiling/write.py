@@ -44,11 +44,18 @@ def points(
     models = {
         model: _model_points(found, files[model], cluster, model, tp, source, open_s, base) for model, found in measured.models.items()
     }
+    for model, nbytes in _moved(measured).items():
+        models[model].numbers["weight_bytes"] = _quantity(nbytes, f"what a rank has in its arena, {source}")
     return PointsFile(
         schema="talaria.points/1", name=name, description=f"Measured on the cluster {cluster.name} by talaria-gpu profile.", source=source,
         base=base, gpu=gpu, hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
         models=models,
     )  # fmt: skip
+
+
+def _moved(measured: Measured) -> dict[str, int]:
+    """Bytes of each model's weights on a rank, as switches in an arena moved them: with buffers, and as the engine has processed them."""
+    return {row.target: row.d2d_bytes + row.h2d_bytes for row in measured.staged}
 
 
 def common_tp(cluster: ClusterConfig) -> int:
@@ -161,7 +168,8 @@ def _switching(measured: Measured, files: dict[str, ModelFiles], tp: int, source
         return {}
     text = f"{len(rows)} switches, {source}"
     phases = [median(row.phases_s[index] for row in rows) for index in range(5)]
-    moved = fmean(files[row.target].weight_bytes / tp for row in rows)
+    known = _moved(measured)
+    moved = fmean(known.get(row.target, files[row.target].weight_bytes / tp) for row in rows)
     rate = moved / max(phases[1], 1e-6)
     names = ("save_phase_s", "shell_phase_s", "backend_phase_s", "publish_phase_s")
     fixed = {name: _quantity(round(seconds, 6), text) for name, seconds in zip(names, (phases[0], *phases[2:]), strict=True)}
@@ -206,8 +214,10 @@ def _restoring(rows: list[Restored], files: dict[str, ModelFiles], tp: int, sour
 
 def _assumed(measured: Measured, files: dict[str, ModelFiles], tp: int, hbm_bytes: int | None) -> dict[str, Any]:
     """A machine around the engines' own KV pools: simulated pools are as large as the largest real one needs."""
+    known = _moved(measured)
     need = max(
-        files[model].weight_bytes // tp + found.kv_tokens * _kv_per_rank(files[model], tp) for model, found in measured.models.items()
+        known.get(model, files[model].weight_bytes // tp) + found.kv_tokens * _kv_per_rank(files[model], tp)
+        for model, found in measured.models.items()
     )
     bump = need + RUNTIME_BYTES
     hbm = max(hbm_bytes or 0, int(bump / 0.8))
