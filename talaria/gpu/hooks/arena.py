@@ -61,14 +61,18 @@ class Attached:
         """Set when the KV pool is made; stays None where its fragments are not all alike."""
         self.kv_pages = 0
         """That SGLang's allocator gives out, its padding page 0 included; a fragment can have more."""
+        self.kv_buffers: Callable[[], list[torch.Tensor]] = list
+        """Of SGLang's pool, in the order in which they were carved."""
         self.staging: Stages | None = None
         self._images: dict[str, Image] = {}
         self._kv_bytes: list[tuple[int, int, int]] = []
         """Address, bytes and bytes of a page of each fragment."""
         tenant.take()
         self.arena.show(self.window, range(self.arena.count))
-        self.nbytes, self._tensors = placing.move(model, self.window.address, self.window.nbytes, device)
-        self._addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
+        self.nbytes = placing.move(model, self.window.address, self.window.nbytes, device)
+        first, end = self.window.address, self.window.address + self.nbytes
+        self._model = model
+        self._addresses = {name: address for name, address in placing.addresses(model).items() if first <= address < end}
         placing.synchronize(device)
         self.image = self._keep()
         self._chunks_used = self.image.chunks(self.arena.chunk_bytes)
@@ -136,11 +140,12 @@ class Attached:
     def gather(self) -> tuple[gather.Gathered, Ledger]:
         """Take the arena and bring the weights behind the window. Raises OSError, CopyFailed, RuntimeError."""
         ledger = self.tenant.take()
-        gathered = gather.gather(self.arena, self.window, self.image, ledger.staged, self.stream)
+        gathered = gather.gather(self.arena, self.window, self.image, ledger.staged, self.stream, show=True)
         gathered.event.wait()
-        for name, tensor in self._tensors.items():
-            if tensor.data_ptr() != self._addresses[name]:
-                raise RuntimeError(f"{name} has moved")
+        now = placing.addresses(self._model)
+        moved = [name for name, address in self._addresses.items() if now.get(name) != address]
+        if moved or [rows.data_ptr() for rows in self.kv_buffers()] != [address for address, _, _ in self._kv_bytes]:
+            raise RuntimeError(f"what was captured has moved: {moved[0] if moved else 'KV'}")
         if self.tenant.welcome.check:
             self._compare()
         return gathered, ledger

@@ -20,14 +20,22 @@ def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: to
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
 
 
-def move(model: Any, address: int, room_bytes: int, device: torch.device) -> tuple[int, dict[str, torch.Tensor]]:
+def addresses(model: Any) -> dict[str, int]:
+    """Of all parameters and buffers, by name."""
+    return {name: tensor.data_ptr() for name, tensor in _tensors(model)}
+
+
+def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+
+
+def move(model: Any, address: int, room_bytes: int, device: torch.device) -> int:
     """Copy the storages of all parameters and buffers, one behind the other, from ``address`` on, and make them views of the copies.
 
-    Returns the bytes that they take with padding, and the tensors by name. Raises ValueError where they do not fit.
+    Returns the bytes that they take with padding. Raises ValueError where they do not fit.
     """
-    named = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     by_storage: dict[int, list[torch.Tensor]] = {}
-    for tensor in named.values():
+    for _, tensor in _tensors(model):
         if tensor.device.type == device.type and tensor.untyped_storage().nbytes():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     needed = sum(_padded(tensors[0].untyped_storage().nbytes()) for tensors in by_storage.values())
@@ -42,7 +50,7 @@ def move(model: Any, address: int, room_bytes: int, device: torch.device) -> tup
             view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             tensor.data = view.set_(copied, tensor.storage_offset(), tensor.size(), tensor.stride())
         at += _padded(nbytes)
-    return at, {name: tensor for name, tensor in named.items() if address <= tensor.data_ptr() < address + at}
+    return at
 
 
 def _padded(nbytes: int) -> int:

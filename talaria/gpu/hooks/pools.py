@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,13 +34,20 @@ def _fragments(pool: Any, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
     ]
 
 
+def _watch(buffers: Callable[[], list[torch.Tensor]]) -> None:
+    assert arena.attached is not None
+    arena.attached.kv_buffers = buffers
+
+
 class ArenaMha(compat.kv_pool_class("mha")):  # type: ignore[misc]
     def _create_buffers_normal(self) -> None:
         keys, values = self._kv_buffer_shapes()
         fragments = _fragments(self, [keys, values] * self.layer_num)
         self.k_buffer, self.v_buffer = fragments[::2], fragments[1::2]
+        _watch(lambda: [rows for both in zip(self.k_buffer, self.v_buffer, strict=True) for rows in both])
 
 
 class ArenaMla(compat.kv_pool_class("mla")):  # type: ignore[misc]
     def _create_buffers(self) -> None:
         self.kv_buffer = _fragments(self, [(self.size + self.page_size, 1, self.kv_cache_dim)] * self.layer_num)
+        _watch(lambda: list(self.kv_buffer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,3 +106,40 @@ def test_models_of_hundreds_of_megabytes_are_copied_whole(
     asyncio.run(main())
     assert wrong(engine_python, models["llama"], calls.made["llama"]) == wrong(engine_python, large_model, calls.made["large"]) == []
     assert wrong(engine_python, models["llama"], idle.made["llama"]) == [0, 1]
+
+
+PLATFORMS = """
+import ctypes, pkgutil, torch
+from talaria.gpu import plugin
+from talaria.gpu.hooks import arena, pools
+
+assert plugin.platform() == "talaria.gpu.hooks.platform:CpuArenaPlatform"
+from sglang.srt.platforms import current_platform
+assert type(current_platform).__name__ == "CpuArenaPlatform"
+cuda = pkgutil.resolve_name("talaria.gpu.hooks.platform:CudaArenaPlatform")
+assert cuda._enum.name == "CUDA" and pools.in_arena("dsa") is None
+
+
+class Attached:
+    device = torch.device("cpu")
+
+    def carve(self, count, nbytes, page_bytes, pages):
+        assert (count, nbytes, page_bytes, pages) == (2, 272 * 40 * 4, 16 * 40 * 4, 17)
+        self.memory = [(ctypes.c_ubyte * nbytes)() for _ in range(count)]
+        return [ctypes.addressof(fragment) for fragment in self.memory]
+
+
+attached = arena.attached = Attached()
+pool = pools.in_arena("mla")(
+    size=256, page_size=16, dtype=torch.float32, kv_lora_rank=32, qk_rope_head_dim=8, layer_num=2, device="cpu", enable_memory_saver=False
+)
+pool.kv_buffer[1][3] = 1.5
+assert bytes(attached.memory[1])[3 * 160 : 3 * 160 + 4] == b"\\0\\0\\xc0?" and attached.kv_buffers()[1] is pool.kv_buffer[1]
+"""
+
+
+def test_both_devices_platforms_import_without_a_device_and_latent_pools_lie_in_an_arena(cpu_engine: config.Engine) -> None:
+    assert cpu_engine.python is not None
+    variables = {**os.environ, **cpu_engine.environment, "TALARIA_ARENA_SOCKET": "/nowhere"}
+    done = subprocess.run([cpu_engine.python, "-c", PLATFORMS], env=variables, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
