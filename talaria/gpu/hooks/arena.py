@@ -70,9 +70,9 @@ class Attached:
         tenant.take()
         self.arena.show(self.window, range(self.arena.count))
         self.nbytes = placing.move(model, self.window.address, self.window.nbytes, device)
-        first, end = self.window.address, self.window.address + self.nbytes
         self._model = model
-        self._addresses = {name: address for name, address in placing.addresses(model).items() if first <= address < end}
+        self._addresses: dict[str, int] = {}
+        """Of what lies in the window when the model is parked for the first time: SGLang makes some buffers anew in its warm-up."""
         placing.synchronize(device)
         self.image = self._keep()
         self._chunks_used = self.image.chunks(self.arena.chunk_bytes)
@@ -134,6 +134,7 @@ class Attached:
         """Let go of the arena. Raises OSError."""
         ledger = self.staging.park() if self.staging is not None else NOTHING
         placing.synchronize(self.device)
+        self._addresses = self._addresses or self._in_window()
         self.arena.hide(self.window)
         self.tenant.park(ledger, time.monotonic() - begun_s)
 
@@ -142,13 +143,17 @@ class Attached:
         ledger = self.tenant.take()
         gathered = gather.gather(self.arena, self.window, self.image, ledger.staged, self.stream, show=True)
         gathered.event.wait()
-        now = placing.addresses(self._model)
+        now = self._in_window()
         moved = [name for name, address in self._addresses.items() if now.get(name) != address]
         if moved or [rows.data_ptr() for rows in self.kv_buffers()] != [address for address, _, _ in self._kv_bytes]:
             raise RuntimeError(f"what was captured has moved: {moved[0] if moved else 'KV'}")
         if self.tenant.welcome.check:
             self._compare()
         return gathered, ledger
+
+    def _in_window(self) -> dict[str, int]:
+        first, end = self.window.address, self.window.address + self.nbytes
+        return {name: address for name, address in placing.addresses(self._model).items() if first <= address < end}
 
     def _compare(self) -> None:
         """Raises RuntimeError where the weights are not what was captured."""
