@@ -24,7 +24,7 @@ class HostCopy:
     def __init__(self, ids: torch.Tensor) -> None:
         self._ids, self._event = ids, None
         if ids.is_cuda:
-            self._ids = ids.to("cpu", non_blocking=True)
+            self._ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True).copy_(ids, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 
