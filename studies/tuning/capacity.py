@@ -89,4 +89,4 @@ def main(scenario: Scenario, pool: Pool) -> None:
         f"target; {simulated} of {MOST * len(curves)} numbers of instances had to be simulated."
     )
     header = ["target, s", "policy", "instances", "SCT p95 there, s"]
-    save("capacity", "Fewest instances for a target", "python -m studies.tuning capacity", header, rows, figure(curves), notes)
+    save("capacity", "Fewest instances for a target", "python -m studies.tuning capacity", notes, [("", header, rows)], figure(curves))

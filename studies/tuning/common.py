@@ -26,6 +26,9 @@ SPANS = CHECKS[:5]
 """Of these, the draws on which a knob goes over its values."""
 TRACE_SCENARIO, TRACE_ARRIVALS = "four-by-five", "closed_pool:32"
 
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Heading, or none, header and rows."""
+
 
 def with_trace(path: Path) -> Scenario:
     """The trace's sessions, 32 at a time, on four groups that share five models."""
@@ -42,9 +45,10 @@ def with_tools(scenario: Scenario, slower: float) -> Scenario:
 
 def task(scenario: Scenario, knobs: str = "tau,gamma,nu") -> Task:
     """``knobs`` on one scenario under the configuration talaria."""
-    return Task(
+    found = Task(
         (scenario,), config.get("talaria"), parse_space(knobs), parse_objectives(OBJECTIVE), parse_constraints([]), tuple(TUNING)
     )  # fmt: skip
+    return found.begun()
 
 
 def measured(of: Task, policies: Sequence[Mapping[str, Any]], seeds: Iterable[int], pool: Pool) -> list[list[float]]:
@@ -62,10 +66,12 @@ def ratio(values: Sequence[float], base: Sequence[float]) -> Estimate:
     return estimate([math.log(value / other) for value, other in zip(values, base, strict=True)])
 
 
-def save(name: str, title: str, command: str, header: Sequence[str], rows: Sequence[Sequence[str]], figure: Any, notes: str) -> None:
+def save(name: str, title: str, command: str, notes: str, tables: Sequence[Table], figure: Any) -> None:
     """``results/NAME.md`` with its figure beside it."""
-    lines = [f"# {title}", "", f"`{command}`", "", notes, "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines = [f"# {title}", "", f"`{command}`", "", notes]
+    for heading, header, rows in tables:
+        lines += ["", *([f"## {heading}", ""] if heading else []), f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", f"![{title}]({name}.png)", ""]
     write_atomically(RESULTS / f"{name}.md", "\n".join(lines).encode())
     write_atomically(RESULTS / f"{name}.png", to_png(figure))

@@ -70,4 +70,5 @@ def main(workloads: Sequence[Scenario], pool: Pool) -> None:
         "speed under the τ that is best at the recorded speed."
     )
     header = ["workload", "tools", "best τ, s", "as good, s", "best as recorded, s", "cost of keeping that"]
-    save("robustness", "τ under faster and slower tools", "python -m studies.tuning robustness", header, rows, figure(curves), notes)
+    title = "τ under faster and slower tools"
+    save("robustness", title, "python -m studies.tuning robustness", notes, [("", header, rows)], figure(curves))

@@ -69,6 +69,9 @@ def sweep(
             document = sweeping.finish(chosen, options.out or PLOTS, options.out)
     if code:
         note(f"interrupted after {len(document['points']) if document else 0} of {len(cases)} points")
+    elif missing := len(cases) - (len(document["points"]) if document else 0):
+        note(f"{missing} of {len(cases)} points are missing: each process that ran them died; give another --study to try again")
+        code = 1
     if document:
         note(f"plot: {document['plot']}")
         if len(document["points"]) > 1 and not _moved(document["points"], tables.SWEPT):

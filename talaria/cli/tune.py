@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from talaria.cli.studies import INTERRUPTED, StorageOption, kept_storage
 from talaria.errors import InputError
 
 if TYPE_CHECKING:
-    from talaria.tune.space import Dimension
     from talaria.tune.task import Task
 
 app = typer.Typer(add_completion=False)
@@ -32,7 +31,7 @@ StudyOption = Annotated[str, typer.Option(metavar="NAME", help="The study's name
 JobsOption = Annotated[int | None, typer.Option(min=1, max=1024, metavar="N", help="Processes on this machine; default: one a core.")]
 OutOption = Annotated[Path, typer.Option(metavar="DIR", help="Where policy.yaml and the report go.")]
 ScenarioOption = Annotated[str, typer.Option(metavar="NAME|FILE,...", help="What is simulated in every trial: see `scenarios`.")]
-ValidationOption = Annotated[str, typer.Option(metavar="A:B", help="Draws on which the result is compared with the defaults.")]
+ValidationOption = Annotated[str, typer.Option(metavar="A:B", help="Draws on which the result is compared with the baseline.")]
 SamplerOption = Annotated[str | None, typer.Option(metavar="tpe|cmaes|nsga2", help="Default: tpe; nsga2 with several objectives.")]
 SeedOption = Annotated[int, typer.Option(min=0, max=1_000_000, metavar="N", help="Seed of the search.")]
 
@@ -73,6 +72,7 @@ def tune(
             search = Search(task, kept, study, trials, sampler=chosen, seed=seed, pulse=Pulse())
         for item in task.scenarios:
             note(f"scenario {item.name}: {item.about}")
+        note(report.baseline_line(task))
         left = max(trials - len(search.studied.finished()), 0)
         with Pool((left * len(draws) + 2 * len(unseen)) * len(task.scenarios), jobs) as pool:
             try:
@@ -102,33 +102,24 @@ def parse_task(scenario: str, common: Options, knobs: str, objective: str, const
     for index, item in enumerate(scenarios):
         if item.name in [other.name for other in scenarios[:index]]:
             raise InputError(f"scenario {item.name!r} is given twice", where="--scenario", allowed="each name once")
-    fixed = parse_assignments(common.set or (), "--set", "KNOB=VALUE", "linger=1")
-    space = tuple(_begun(item, asked[0].knobs, fixed, scenarios[0]) for item in parse_space(knobs))
-    varied = {item.name for item in space}
+    space, fixed = parse_space(knobs), parse_assignments(common.set or (), "--set", "KNOB=VALUE", "linger=1")
+    for name in (item.name for item in space):
+        if name in fixed:
+            raise InputError(f"{name} is varied and also set to {fixed[name]}", where="--set", fix="leave one of them out")
     task = Task(
-        scenarios, asked[0].config, space, parse_objectives(objective), parse_constraints(constraints), tuple(draws),
-        {name: value for name, value in asked[0].knobs.items() if name not in varied}, asked[0].trace,
-    )  # fmt: skip
+        scenarios, asked[0].config, space, parse_objectives(objective), parse_constraints(constraints), tuple(draws), asked[0].knobs,
+        asked[0].trace,
+    ).begun()  # fmt: skip
     _check_cost(task)
     task.plans()
     return task
-
-
-def _begun(item: Dimension, given: Mapping[str, object], fixed: Mapping[str, str], scenario: Any) -> Dimension:
-    """``item`` with the default that the first trial tries: a policy file's value, or the scenario's number of instances."""
-    from talaria.tune.space import INSTANCES
-
-    if item.name in fixed:
-        raise InputError(f"{item.name} is varied and also set to {fixed[item.name]}", where="--set", fix="leave one of them out")
-    begin: Any = sum(group.count for group in scenario.instances) if item.name == INSTANCES else given.get(item.name, item.default)
-    return replace(item, default=begin if item.choices else min(max(begin, item.low), item.high))
 
 
 def _check_cost(task: Task) -> None:
     from talaria.tune.goals import COST
     from talaria.tune.space import INSTANCES
 
-    if COST in [goal.name for goal in task.objectives] and INSTANCES not in task.defaults:
+    if COST in [goal.name for goal in task.objectives] and INSTANCES not in task.first:
         raise InputError("cost is the same in every trial", where="--objective", fix="vary it: add instances=1:8 to --knobs")
 
 

@@ -53,6 +53,8 @@ def _alias(text: str) -> str:
 
 
 LEAST_POOL_GIB = 0.001
+KEPT_FAMILIES = ("mha", "mla")
+"""Whose KV a host pool takes."""
 MOST_CHUNKS = 16_384
 """Of an arena: each is an open file in the agent."""
 GPU_CHUNK_KIB = 2048

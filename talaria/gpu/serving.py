@@ -12,9 +12,13 @@ from collections.abc import Iterator, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 import aiohttp
 from aiohttp import http_exceptions, web
+
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+"""Engines and what stands before them may answer with a status that has none."""
 
 
 @contextlib.contextmanager
@@ -43,7 +47,7 @@ class Stream:
         said = {**headers, "date": _date(int(time.time()))}
         said |= {"transfer-encoding": "chunked"} if self._chunked else {}
         said |= {} if keep else {"connection": "close"}
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}" if self._chunked else f"HTTP/1.0 {status} {HTTPStatus(status).phrase}"]
+        lines = [f"HTTP/1.{int(self._chunked)} {status} {_PHRASES.get(status, '')}"]
         lines += [f"{name}: {value}" for name, value in said.items()]
         self._head = "\r\n".join(lines).encode() + b"\r\n\r\n"
 

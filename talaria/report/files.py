@@ -12,7 +12,7 @@ import fnmatch
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -146,15 +146,23 @@ def _beside(path: Path) -> tuple[int, str]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write one file so that it is there complete, or as it was before. Raises InputError if it cannot be written."""
-    handle, name = _beside(path)
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Write files that belong together: each is there complete, and where one cannot be written all are as before. Raises InputError."""
+    staged: dict[Path, str] = {}
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).chmod(0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        for path, content in contents.items():
+            handle, staged[path] = _beside(path)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(staged[path]).chmod(0o666 & ~_umask())
+        for path, name in staged.items():
+            os.replace(name, path)
+    finally:
+        for name in staged.values():
+            Path(name).unlink(missing_ok=True)
 
 
 @contextmanager

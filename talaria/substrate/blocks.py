@@ -1,7 +1,7 @@
 """What the host registry keeps: the blocks of one prefix node, the copies that fill them, the holds that keep them.
 
-A block is one page of KV on the host. It is void, pending (its copy runs) or committed; only committed ones that all
-ranks agree on can be restored (SPEC §5.2).
+A block is one page of KV on the host. It is void, pending (its copy runs) or committed: by all ranks, and for the same
+content, since the prefix is what it is known by. Only committed ones can be restored (SPEC §5.2).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from talaria.substrate.agreement import RankAgreement
 from talaria.substrate.extents import ExtentSet
 from talaria.substrate.radix import Entry, Step
 
@@ -36,7 +35,7 @@ class Hold(NamedTuple):
 class HostEntry(Entry):
     """The blocks of one node of one model. Its key is (model, node)."""
 
-    __slots__ = ("agreement", "committed", "copied", "incomplete", "node")
+    __slots__ = ("committed", "copied", "incomplete", "node")
 
     def __init__(self, key: Hashable, first_page: int, page_bytes: int, parent: Entry | None) -> None:
         super().__init__(key, first_page, page_bytes, parent)
@@ -45,8 +44,6 @@ class HostEntry(Entry):
         self.committed = ExtentSet()
         self.copied = ExtentSet()
         """Pages that are committed or pending; the others of the entry are void."""
-        self.agreement: RankAgreement | None = None
-        """None until a rank has reported a hash."""
         self.incomplete: set[int] = set()
         """End pages of checkpoint positions whose recurrent state some rank could not save."""
 
@@ -56,5 +53,3 @@ class HostEntry(Entry):
         self.committed.take_range(end, end + pages)
         self.copied.take_range(end, end + pages)
         self.incomplete = {page for page in self.incomplete if page <= end}
-        if self.agreement is not None:
-            self.agreement.cut(end)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from talaria.substrate.agreement import RankAgreement
 from talaria.substrate.blocks import Hold as Hold
 from talaria.substrate.blocks import HostEntry
 from talaria.substrate.blocks import Ticket as Ticket
@@ -172,22 +171,8 @@ class HostRegistry:
 
     # --- what a return can use -------------------------------------------------------------------------------------
 
-    def rank_report(self, model: str, node: int, rank: int, tokens: int, digest: bytes) -> None:
-        """A rank has committed ``node``'s path up to the page boundary ``tokens``, with this cumulative hash.
-
-        A shorter length than before takes back what lies beyond. From a node's first report on, only the longest
-        boundary that every rank has reported alike is exposed (SPEC §5.2, prefix agreement). Raises ValueError for
-        an unknown node or rank, or a length that is no page boundary.
-        """
-        entry = self._tree.entries.get((model, node))
-        if entry is None or not 0 <= rank < self.ranks or tokens % self.page_tokens:
-            raise ValueError(f"report of rank {rank} on node {node} of {model} at {tokens} tokens")
-        if entry.agreement is None:
-            entry.agreement = RankAgreement(self.ranks, entry.first_page)
-        entry.agreement.report(rank, tokens // self.page_tokens, digest)
-
     def match(self, model: str, spans: Spans, from_tokens: int = 0) -> int:
-        """End of the agreed, committed prefix that continues a device prefix of ``from_tokens``; page aligned.
+        """End of the prefix that all ranks have committed and that continues a device prefix of ``from_tokens``; page aligned.
 
         ``from_tokens`` itself if nothing does. A recurrent model's match ends at a checkpointed position.
         """
@@ -217,8 +202,6 @@ class HostRegistry:
             if entry is None:
                 break
             reached = entry.committed.run_end(at)
-            if entry.agreement is not None and reached > entry.agreement.agreed_page:
-                reached = entry.agreement.agreed_page
             if reached < end:
                 if reached > at:
                     at = reached

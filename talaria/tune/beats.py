@@ -2,31 +2,26 @@
 
 Optuna's own heartbeat belongs to ``Study.optimize`` on a database: with ask and tell, behind a gRPC proxy or in a journal there is
 none. Here a running trial carries a counter that its process raises. Whoever sees it stand still for ``grace_s`` of its own clock
-fails the trial and lets Optuna's retry callback queue it again; clocks of several hosts are never compared.
+gives the trial back to the queue; clocks of several hosts are never compared.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-BEAT, WORKER = "beat", "worker"
-"""Trial attributes: the counter, and which host and process runs it."""
+from talaria.tune.places import BEAT, complete_returns, give_back
+
 EVERY_S = 10.0
 GRACE_S = 60.0
-MOST_RETRIES = 3
-"""A trial that takes its process with it so often is left failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +53,9 @@ class Beats:
         with self._lock:
             self._running.pop(trial.number, None)
 
-    def retry_dead(self, trials: Iterable[FrozenTrial]) -> bool:
-        """Queue again those of ``trials`` that run nowhere any more; whether there was one."""
+    def retry_dead(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Give back those of ``trials`` that run nowhere any more, and end what others began of that; whether there was a dead one."""
+        complete_returns(self._study, trials)
         now_s = time.monotonic()
         running = {trial.number: trial for trial in trials if trial.state == TrialState.RUNNING}
         self._seen = {number: seen for number, seen in self._seen.items() if number in running}
@@ -71,7 +67,7 @@ class Beats:
                 self._seen[number] = (beat, now_s)
             elif now_s - since_s > self._pulse.grace_s and number not in self._running:
                 dead.append(trial)
-        return any([give_back(self._study, trial, most=MOST_RETRIES) for trial in dead])
+        return any([give_back(self._study, trial, died=True) for trial in dead])
 
     def _beat(self) -> None:
         count = 0
@@ -90,28 +86,3 @@ class Beats:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-
-
-def give_back(study: optuna.Study, trial: FrozenTrial, *, most: int | None = None) -> bool:
-    """Fail ``trial`` and queue it again with its parameters, at most ``most`` times if given; False if somebody else has ended it."""
-    if not end(study, trial.number, state=TrialState.FAIL):
-        return False
-    attributes = {name: value for name, value in trial.user_attrs.items() if name not in (BEAT, WORKER)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna calls it experimental
-        trial.user_attrs = attributes
-        RetryHeartbeatStaleTrialCallback(max_retry=most)(study, trial)
-    return True
-
-
-def end(study: optuna.Study, number: int, *, state: TrialState, values: list[float] | None = None) -> bool:
-    """Tell the trial's end; False if somebody else has: its result is theirs."""
-    try:
-        study.tell(number, values, state=state)
-    except UpdateFinishedTrialError:
-        return False
-    except ValueError as error:
-        if "Cannot tell" not in str(error):
-            raise
-        return False
-    return True

@@ -40,22 +40,22 @@ def importances(task: Task, trials: Sequence[FrozenTrial]) -> dict[str, float] |
 
 
 def pictures(
-    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
+    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, baseline: Mapping[str, float], weights: Mapping[str, float] | None
 ) -> Pictures:
-    """The figures that this study has data for."""
+    """The figures that this study has data for; ``baseline``: its value of each objective on the same draws."""
     goal = task.objectives[0]
     found: Pictures = {}
     if len(task.objectives) > 1:
         caption = f"Trials that hold the constraints; no other betters those on the line in both. The policy is trial {best.number}."
-        found["trade-off"] = ("Trade-off", caption, objectives_tradeoff(task, trials, best, default))
+        found["trade-off"] = ("Trade-off", caption, objectives_tradeoff(task, trials, best, baseline))
     better = "lower" if goal.direction == "minimize" else "higher"
-    caption = f"Every complete trial by knob, means over draws and scenarios; {better} is better."
-    found["knobs"] = ("Knobs", caption, knob_tradeoff(task, trials, best, default, weights))
+    caption = f"Every complete trial by knob, means over draws and scenarios; {better} is better. The line is the baseline."
+    found["knobs"] = ("Knobs", caption, knob_tradeoff(task, trials, best, baseline[goal.name], weights))
     if len(task.space) > 1:
         caption = f"The two knobs that matter most; darker is better in {goal.name}. Complete trials and those stopped early."
-        found["map"] = ("Map", caption, knob_map(task, trials, best, default, weights))
-    caption = "Trials in their order, and the best so far. Crosses were stopped early by the draws that they had seen."
-    found["search"] = ("Search", caption, course(goal, trials))
+        found["map"] = ("Map", caption, knob_map(task, trials, best, weights))
+    caption = "Trials in their order, the best so far, and the baseline. Crosses were stopped early by the draws that they had seen."
+    found["search"] = ("Search", caption, course(goal, trials, baseline[goal.name]))
     if weights:
         caption = f"Share of each knob in what separates the best trials by {goal.name} from the others (PED-ANOVA)."
         found["importance"] = ("Importance", caption, importance(weights))
@@ -63,15 +63,16 @@ def pictures(
 
 
 @styled
-def objectives_tradeoff(task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial) -> Any:
+def objectives_tradeoff(task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, baseline: Mapping[str, float]) -> Any:
     """The first two objectives of every candidate, and the front."""
     figure, (axes,) = panels()
     possible = candidates(task, trials)
     line = front(task, possible)
     axes.plot(*_columns(possible), "o", color=MUTED, alpha=0.5, markersize=4, label="trials")
     axes.plot(*_columns(line), "o-", color=SERIES[0], markersize=6, label="front")
-    _mark_both(axes, *(tuple(trial.values[:2]) for trial in (default, best)))
     x, y = task.objectives[:2]
+    axes.plot([baseline[x.name]], [baseline[y.name]], "s", color=SERIES[1], markersize=8, markeredgecolor="white", label="baseline")
+    _mark_policy(axes, *best.values[:2])
     axes.set(title="Trade-off", xlabel=_label(x.name), ylabel=_label(y.name))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
@@ -79,7 +80,7 @@ def objectives_tradeoff(task: Task, trials: Sequence[FrozenTrial], best: FrozenT
 
 @styled
 def knob_tradeoff(
-    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
+    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, baseline: float, weights: Mapping[str, float] | None
 ) -> Any:
     """One panel a knob: its value against the first objective."""
     space = _by_weight(task.space, weights)[:PANELS]
@@ -90,7 +91,8 @@ def knob_tradeoff(
             [_shown(trial.params[item.name]) for trial in complete], [trial.values[0] for trial in complete], "o", color=SERIES[0],
             alpha=0.45, markersize=4,
         )  # fmt: skip
-        _mark_both(axes, *((_shown(trial.params[item.name]), trial.values[0]) for trial in (default, best)))
+        _mark_policy(axes, _shown(best.params[item.name]), best.values[0])
+        _mark_baseline(axes, baseline)
         if item.log:
             axes.set_xscale("log")
             _plain(axes.xaxis)
@@ -101,9 +103,7 @@ def knob_tradeoff(
 
 
 @styled
-def knob_map(
-    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, weights: Mapping[str, float] | None
-) -> Any:
+def knob_map(task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, weights: Mapping[str, float] | None) -> Any:
     """Where in the plane of two knobs the good trials lie."""
     figure, (axes,) = panels()
     y, x = _by_weight(task.space, weights)[:2]
@@ -115,7 +115,7 @@ def knob_map(
         c=[min(trial.values[0], worst) if lower else max(trial.values[0], worst) for trial in shown],
         cmap="Blues_r" if lower else "Blues", s=46, edgecolors=MUTED, linewidths=0.4,
     )  # fmt: skip
-    _mark_both(axes, *((_shown(trial.params[x.name]), _shown(trial.params[y.name])) for trial in (default, best)))
+    _mark_policy(axes, _shown(best.params[x.name]), _shown(best.params[y.name]))
     for item, set_scale, axis in ((x, axes.set_xscale, axes.xaxis), (y, axes.set_yscale, axes.yaxis)):
         if item.log:
             set_scale("log")
@@ -127,7 +127,7 @@ def knob_map(
 
 
 @styled
-def course(goal: Objective, trials: Sequence[FrozenTrial]) -> Any:
+def course(goal: Objective, trials: Sequence[FrozenTrial], baseline: float) -> Any:
     """Values by trial number, and the best so far."""
     figure, (axes,) = panels()
     pick = min if goal.direction == "minimize" else max
@@ -138,7 +138,8 @@ def course(goal: Objective, trials: Sequence[FrozenTrial]) -> Any:
         axes.plot([trial.number for trial in stopped], [trial.values[0] for trial in stopped], "x", color=MUTED, label="stopped early")
     axes.plot([trial.number for trial in complete], [trial.values[0] for trial in complete], "o", color=SERIES[0], alpha=0.5, markersize=4)
     best = [pick(trial.values[0] for trial in complete[: count + 1]) for count in range(len(complete))]
-    axes.step([trial.number for trial in complete], best, where="post", color=SERIES[1], label="best so far")
+    axes.step([trial.number for trial in complete], best, where="post", color=SERIES[2], label="best so far")
+    _mark_baseline(axes, baseline)
     axes.set(title="Search", xlabel="trial", ylabel=_label(goal.name))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper right")
@@ -180,9 +181,13 @@ def _quantile(values: Sequence[float], part: float) -> float:
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 
 
-def _mark_both(axes: Any, default: tuple[Any, Any], best: tuple[Any, Any]) -> None:
-    axes.plot([default[0]], [default[1]], "s", color=SERIES[1], markersize=8, markeredgecolor="white", label="defaults", zorder=5)
-    axes.plot([best[0]], [best[1]], "*", color=SERIES[2], markersize=14, markeredgecolor="white", label="policy", zorder=6)
+def _mark_baseline(axes: Any, value: float) -> None:
+    if math.isfinite(value):
+        axes.axhline(value, color=SERIES[1], linewidth=1.5, linestyle=(0, (4, 3)), label="baseline", zorder=4)
+
+
+def _mark_policy(axes: Any, x: Any, y: Any) -> None:
+    axes.plot([x], [y], "*", color=SERIES[2], markersize=14, markeredgecolor="white", label="policy", zorder=6)
 
 
 def _columns(trials: Sequence[FrozenTrial]) -> tuple[list[float], list[float]]:

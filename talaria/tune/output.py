@@ -12,22 +12,23 @@ from optuna.trial import FrozenTrial, TrialState
 from talaria import __version__
 from talaria.policy.knobs import BY_NAME, value_text
 from talaria.report.document import Document, rounded, to_json
-from talaria.report.files import write_atomically
+from talaria.report.files import write_together
 from talaria.report.style import to_png
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
-from talaria.tune.search import REFUSED
+from talaria.tune.search import DRAWS, REFUSED
 from talaria.tune.space import INSTANCES
 from talaria.tune.task import Task, scenario_document
 from talaria.tune.validate import (
+    Draws,
     Improvement,
     Validation,
     candidates,
     choose,
-    default_trial,
     front,
+    improvements,
     overfits,
-    tuning_improvement,
+    replayed,
     validate,
 )
 
@@ -40,36 +41,37 @@ def finish(
     """Choose, validate and write; returns ``talaria.tune/1``. Raises InputError, and writes nothing, if no trial holds the constraints."""
     from talaria.tune import figures, page
 
-    best, default = choose(task, trials), default_trial(trials)
+    best = choose(task, trials)
     tuned = task.used(best.params)
     validation = validate(task, tuned, unseen, pool)
+    (base,) = replayed(task, [{}], task.seeds, pool)
     weights = figures.importances(task, trials)
-    document = _document(task, trials, best, default, validation, weights)
+    document = _document(task, trials, best, base, validation, weights)
     document |= {"study": study, "storage": storage, "policy": str(out / "policy.yaml")}
     document = {name: rounded(value) for name, value in document.items()}
-    pictures = figures.pictures(task, trials, best, default, weights)
+    baseline = {name: entry["baseline"] for name, entry in document["tuning"].items()}
+    pictures = figures.pictures(task, trials, best, baseline, weights)
+    files = {f"{name}.png": to_png(figure) for name, (_, _, figure) in pictures.items()}
+    files |= {"tune.json": to_json(document).encode(), "report.html": page.render(document, list(pictures.values())).encode()}
+    for item in task.scenarios if INSTANCES in tuned else ():
+        sized = yaml.safe_dump(scenario_document(task.sized(item, tuned)), sort_keys=False, allow_unicode=True)
+        files[f"scenario-{item.name}.yaml"] = sized.encode()
+    files["policy.yaml"] = policy_text(task, tuned, document).encode()
     with deferred():  # new figures beside an old policy would be no set
-        for name, (_, _, figure) in pictures.items():
-            write_atomically(out / f"{name}.png", to_png(figure))
-        write_atomically(out / "tune.json", to_json(document).encode())
-        write_atomically(out / "report.html", page.render(document, list(pictures.values())).encode())
-        for item in task.scenarios if INSTANCES in tuned else ():
-            sized = yaml.safe_dump(scenario_document(task.sized(item, tuned)), sort_keys=False, allow_unicode=True)
-            write_atomically(out / f"scenario-{item.name}.yaml", sized.encode())
-        write_atomically(out / "policy.yaml", policy_text(task, tuned, document).encode())
+        write_together({out / name: content for name, content in files.items()})
     return document
 
 
 def _document(
-    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, default: FrozenTrial, validation: Validation,
+    task: Task, trials: Sequence[FrozenTrial], best: FrozenTrial, base: Draws, validation: Validation,
     weights: Mapping[str, float] | None,
 ) -> Document:  # fmt: skip
-    seen = tuning_improvement(task, default, best)
+    seen = improvements(task, base, best.user_attrs[DRAWS])
     goals = {goal.name: goal for goal in task.objectives}
 
     def entry(name: str, item: Improvement) -> Document:
         return {
-            "default": item.default, "tuned": item.tuned, "improvement": item.mean, "ci95": [item.low, item.high],
+            "baseline": item.baseline, "tuned": item.tuned, "improvement": item.mean, "ci95": [item.low, item.high],
             "relative": goals[name].relative, "verdict": item.verdict,
         }  # fmt: skip
 
@@ -82,7 +84,7 @@ def _document(
             "refused": sum(REFUSED in trial.user_attrs for trial in trials),
         },
         "best": _trial(task, best),
-        "default": _trial(task, default),
+        "baseline": {item.name: task.settings(item) for item in task.scenarios},
         "front": [_trial(task, trial) for trial in front(task, candidates(task, trials))],
         "importance": dict(weights) if weights else None,
         "tuning": {name: entry(name, item) for name, item in seen.items()},
@@ -126,6 +128,7 @@ def policy_text(task: Task, tuned: Mapping[str, Any], document: Document) -> str
         "tuned_on_seeds": about["seeds"],
         "validation": {
             "seeds": f"{seeds[0]}:{seeds[-1] + 1}",
+            "baseline": document["baseline"],
             "objectives": checked["objectives"],
             "by_scenario": checked["by_scenario"],
             "missed": checked["missed"],

@@ -11,7 +11,7 @@ from talaria.report.document import Document
 from talaria.report.html import picture
 from talaria.report.metrics import METRICS
 from talaria.report.tables import number
-from talaria.tune.report import change, remarks
+from talaria.tune.report import BASELINE, baseline, change, remarks, results_by_scenario
 
 
 def render(document: Document, pictures: Sequence[tuple[str, str, Any]]) -> str:
@@ -21,14 +21,13 @@ def render(document: Document, pictures: Sequence[tuple[str, str, Any]]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = files("talaria.tune").joinpath("report.html.j2").read_text(encoding="utf-8")
     checked = document["validation"]
-    rows = [("all scenarios", name, entry) for name, entry in checked["objectives"].items()]
-    rows += [(scenario, name, entry) for scenario, of in checked["by_scenario"].items() for name, entry in of.items()]
     return environment.from_string(template).render(
         document=document,
         remarks=remarks(document)[:-1],
+        baseline=BASELINE,
         knobs=[_knob_row(name, document) for name in document["best"]["knobs"]],
-        results=[_result_row(*row) for row in rows],
-        seen=[_result_row("all scenarios", name, entry) for name, entry in document["tuning"].items()],
+        results=[_result_row(*row) for row in results_by_scenario(checked)],
+        seen=[_result_row(name, "all", entry) for name, entry in document["tuning"].items()],
         front=[_front_row(entry) for entry in document["front"]],
         definitions={name: METRICS[name].doc for name in checked["objectives"] if name in METRICS},
         pictures=[picture(*item) for item in pictures],
@@ -40,7 +39,7 @@ def _knob_row(name: str, document: Document) -> dict[str, str]:
     knob, weight = BY_NAME.get(name), (document["importance"] or {}).get(name)
     return {
         "name": name,
-        "default": value_text(document["default"]["knobs"][name]),
+        "baseline": baseline(document["baseline"], name),
         "tuned": value_text(document["best"]["knobs"][name]),
         "unit": knob.unit if knob else "",
         "importance": "–" if weight is None else f"{weight:.2f}",
@@ -48,9 +47,9 @@ def _knob_row(name: str, document: Document) -> dict[str, str]:
     }
 
 
-def _result_row(scenario: str, name: str, entry: Document) -> dict[str, str]:
+def _result_row(name: str, scenario: str, entry: Document) -> dict[str, str]:
     return {
-        "scenario": scenario, "name": name, "default": number(entry["default"]), "tuned": number(entry["tuned"]), "change": change(entry),
+        "scenario": scenario, "name": name, "baseline": number(entry["baseline"]), "tuned": number(entry["tuned"]), "change": change(entry),
         "verdict": entry["verdict"],
     }  # fmt: skip
 

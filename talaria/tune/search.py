@@ -7,7 +7,7 @@ A batch of trials goes draw by draw, and what a trial is told depends on no timi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optuna.exceptions import UpdateFinishedTrialError
@@ -17,10 +17,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
-from talaria.tune.beats import Beats, Pulse, end, give_back
+from talaria.tune.beats import Beats, Pulse
 from talaria.tune.goals import by_scenario
+from talaria.tune.places import end, finished, give_back
 from talaria.tune.samplers import CMAES, PerTrial
-from talaria.tune.study import PLANNED, Design, Studied, finished
+from talaria.tune.study import PLANNED, Design, Studied
 from talaria.tune.task import Measured, Replay, Task, Values, feasible, measure
 
 BATCH = 4
@@ -53,7 +54,7 @@ class Search:
             [item.name for item in task.objectives],
             [item.direction for item in task.objectives],
             {item.name: item.distribution() for item in task.space},
-            [task.defaults],
+            [task.first],
         )
         self.studied = Studied(design, storage, total, sampler=PerTrial(sampler, seed), pruner=pruner)
         self._costs_s = dict.fromkeys(range(len(task.scenarios)), 0.0)
@@ -159,6 +160,6 @@ class Search:
         end(self.studied.study, item.trial.number, state=TrialState.COMPLETE, values=values)
 
 
-def replays_of(task: Task, params: dict[str, object], seeds: Sequence[int]) -> list[Replay]:
+def replays_of(task: Task, params: Mapping[str, object], seeds: Sequence[int]) -> list[Replay]:
     """All scenarios under one policy, draw by draw."""
     return [task.replay(scenario, params, seed) for seed in seeds for scenario in task.scenarios]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from talaria.errors import InputError, unknown_name
@@ -21,11 +21,11 @@ DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One varied knob. ``low``/``high`` are inclusive; ``choices`` replaces them for a named choice."""
+    """One varied knob. ``start``: where the search begins; ``low``/``high`` are inclusive; ``choices`` replaces them for a named choice."""
 
     name: str
     unit: str
-    default: Any
+    start: Any
     low: float = 0.0
     high: float = 0.0
     choices: tuple[Any, ...] = ()
@@ -47,6 +47,10 @@ class Dimension:
         if self.choices or self.whole:
             return sampled
         return min(max(float(f"{sampled:.{DIGITS}g}"), self.low), self.high)
+
+    def begun(self, value: Any) -> Dimension:
+        """The same knob with the search beginning at ``value``, or at the end of the range that is nearest."""
+        return replace(self, start=value if self.choices else min(max(value, self.low), self.high))
 
     def document(self) -> dict[str, Any]:
         """What identifies it in a study."""
@@ -87,8 +91,8 @@ def _of_knob(name: str, span: str, where: str) -> Dimension:
         low, high = parse_value(name, low), parse_value(name, high)
     except KnobError as error:
         raise InputError(f"{name}={span} is not allowed", where=where, allowed=f"a range within {error.allowed}") from None
-    default = min(max(knob.default, low), high)
-    return Dimension(name, knob.unit, default, low, high, whole=whole, log=knob.log and low > 0)
+    found = Dimension(name, knob.unit, knob.default, low, high, whole=whole, log=knob.log and low > 0)
+    return found.begun(knob.default)
 
 
 def _instances(span: str, where: str) -> Dimension:

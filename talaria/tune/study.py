@@ -1,8 +1,9 @@
 """A study in a storage: made or found by name, checked to be the same study, and its trials dealt out so that none is lost or double.
 
-Any number of processes work on one study. Trials that must be run as they are (the defaults, the points of a sweep) lie in the
-storage's own queue. A process that has asked for a trial keeps it only if fewer than ``total`` others, numbered below it, are alive:
-numbers are given out one by one by the storage, so exactly ``total`` trials finish, whoever dies on the way.
+Any number of processes work on one study. Trials that must be run as they are (the first one, the points of a sweep) lie in the
+storage's own queue. A process that has asked for a trial keeps it only if fewer than ``total`` places below its own are held: the storage
+gives numbers out one by one, and a trial that is run again holds the place of the first one (see ``places``), so exactly ``total``
+trials finish, whoever dies on the way.
 """
 
 from __future__ import annotations
@@ -24,19 +25,17 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from talaria.errors import InputError
-from talaria.tune.beats import WORKER, end
+from talaria.tune.places import WORKER, end, finished, holding, root
 
 SCHEMA = "talaria.study/1"
 KEY = "talaria"
 """The study attribute that says what is tuned."""
 PLANNED = "planned"
 """The trial attribute that numbers the trials which are queued from the start."""
-RETRY_OF = "failed_trial"
-"""Optuna's trial attribute with the number of the trial that is run again."""
+SAID = {"set": "knob values that are given", "seeds": "draws", "seed": "seed of the search"}
+"""What a user calls parts of a study's identity."""
 APPEARS_S = 10.0
 """How long another process may take between making a study and saying what it is."""
-
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Studied:
         """The next trial for this process; None if there is none, perhaps for now."""
         trials = self.trials()
         waiting = self._queue_planned(trials) or any(trial.state == TrialState.WAITING for trial in trials)
-        if not waiting and (self._all_planned or len(_alive(trials)) >= self.total):
+        if not waiting and (self._all_planned or len(holding(trials)) >= self.total):
             return None
         trial = self.study.ask(dict(self.design.distributions))
         if self._is_surplus(trial):
@@ -93,25 +92,16 @@ class Studied:
         return bool(missing)
 
     def _is_surplus(self, trial: Trial) -> bool:
-        """A planned trial, or one to be run again, that another process has queued too; or one more than is wanted."""
+        """One more than is wanted; or a planned trial, or one that is run again, which another process has queued too."""
         trials = self.trials()
-        before = [other for other in _alive(trials) if other.number < trial.number]
-        first = next(other.system_attrs.get(RETRY_OF) for other in trials if other.number == trial.number)
-        if first is not None and any(first in (other.number, other.system_attrs.get(RETRY_OF)) for other in before):
+        own = next(other for other in trials if other.number == trial.number)
+        before = [other for other in holding(trials) if (root(other), other.number) < (root(own), own.number)]
+        if any(root(other) == root(own) for other in before):
             return True
-        planned = trial.user_attrs.get(PLANNED)
+        planned = own.user_attrs.get(PLANNED)
         if planned is not None:
             return any(other.user_attrs.get(PLANNED) == planned for other in before)
-        return self._all_planned or len(before) >= self.total
-
-
-def finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Those of ``trials`` that count."""
-    return [trial for trial in trials if trial.state in FINISHED]
-
-
-def _alive(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if trial.state != TrialState.FAIL]
+        return self._all_planned or len({root(other) for other in before}) >= self.total
 
 
 def _open(design: Design, storage: BaseStorage, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
@@ -161,10 +151,15 @@ def _difference(key: str, found: Any, wanted: Any) -> str:
         changed = [name for name in names if name in found and name in wanted]
         if changed and key in ("scenarios", "profiles"):
             return f"{key}: {', '.join(changed)} has changed since"
-        return f"{key}: {_shown({name: found.get(name) for name in names})}, now {_shown({name: wanted.get(name) for name in names})}"
-    return f"{key}: {_shown(found)}, now {_shown(wanted)}"
+        found, wanted = ({name: side.get(name) for name in names} for side in (found, wanted))
+    return f"{SAID.get(key, key)}: {_shown(found)}, now {_shown(wanted)}"
 
 
 def _shown(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        text = ", ".join(map(str, value))
+    elif isinstance(value, dict):
+        text = ", ".join(f"{name} {_shown(of)}" for name, of in value.items())
+    else:
+        text = "absent" if value is None else str(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -26,7 +27,8 @@ from talaria.sim.batch import Batch, Case, provenance
 from talaria.sim.interrupts import deferred
 from talaria.sim.parallel import Pool
 from talaria.sim.run import RunPlan
-from talaria.tune.beats import Beats, Pulse, end, give_back
+from talaria.tune.beats import Beats, Pulse
+from talaria.tune.places import between, end, give_back
 from talaria.tune.samplers import Planned
 from talaria.tune.study import PLANNED, Design, Studied
 from talaria.tune.task import origin
@@ -152,26 +154,30 @@ class Sweep:
                 give_back(self.studied.study, trial)
 
     def _run_batch(self, batch: Mapping[int, Trial], pool: Pool, advance: Callable[[], None]) -> bool:
+        """Whether all of it was run. Run directories are there before their points count as finished."""
         trials = {self.cases[number].label: trial for number, trial in sorted(batch.items())}
         with Batch([self.cases[number] for number in sorted(batch)], self.seeds, by_seed=False, **self._files) as runs:
             whole = True
             with closing(runs.run(pool)) as outcomes:
                 try:
-                    for outcome in outcomes:
-                        label = outcome.job.case.label
+                    for _ in outcomes:
                         advance()
-                        if len(runs.results[label]) == len(self.seeds):
-                            with deferred():
-                                self._finish_point(trials[label], [result.metrics for result in runs.results[label]])
                 except KeyboardInterrupt:
                     whole = False
             with deferred():
                 self.warnings.update(runs.warnings)
                 runs.finish(peak_rss_mib=0.0)
+                for label, trial in trials.items():
+                    if len(runs.results[label]) == len(self.seeds):
+                        self._finish_point(trial, [result.metrics for result in runs.results[label]])
         return whole
 
     def _finish_point(self, trial: Trial, per_seed: Sequence[Mapping[str, float | None]]) -> None:
-        trial.set_user_attr(PER_SEED, [dict(values) for values in per_seed])
+        """Unless the trial was thought dead in the meantime: then whoever took it up finishes the point."""
+        try:
+            trial.set_user_attr(PER_SEED, [dict(values) for values in per_seed])
+        except UpdateFinishedTrialError:
+            return
         value = over_seeds(per_seed)[VALUE].mean
         end(self.studied.study, trial.number, state=TrialState.COMPLETE, values=[math.inf if value is None else value])
 
@@ -214,7 +220,7 @@ def finish(sweep: Sweep, plot_directory: Path, out: Path | None) -> Document | N
 def _is_alive(trials: Sequence[FrozenTrial], points: int) -> bool:
     """Whether some point is still to come: not so if each is finished or has failed for good."""
     queued = {trial.user_attrs.get(PLANNED) for trial in trials}
-    return len(queued) < points or any(trial.state in (TrialState.WAITING, TrialState.RUNNING) for trial in trials)
+    return len(queued) < points or bool(between(trials)) or any(trial.state in (TrialState.WAITING, TrialState.RUNNING) for trial in trials)
 
 
 def _distribution(axis: Axis) -> BaseDistribution:

@@ -7,13 +7,14 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from talaria import __version__
 from talaria.errors import InputError
+from talaria.policy.knobs import as_dict
 from talaria.report.metrics import METRICS, objective
 from talaria.sim.config import Config
 from talaria.sim.run import RunPlan, TraceOptions, plan, simulate
@@ -30,7 +31,8 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``knobs``: values that stay fixed; ``seeds``: the draws of every trial, the same for all (common random numbers)."""
+    """``knobs``: values that are given for every scenario, below those that vary; ``seeds``: the draws of every trial, the same for
+    all (common random numbers)."""
 
     scenarios: tuple[Scenario, ...]
     config: Config
@@ -42,16 +44,28 @@ class Task:
     trace: TraceOptions | None = None
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def first(self) -> dict[str, Any]:
         """The first trial."""
-        return {item.name: item.default for item in self.space}
+        return {item.name: item.start for item in self.space}
+
+    def settings(self, scenario: Scenario) -> dict[str, Any]:
+        """The varied knobs as ``scenario`` has them without a trial's: the baseline. Raises InputError if it cannot be run."""
+        own = as_dict(plan(scenario, self.config, knobs=self.knobs, trace=self.trace).knobs)
+        own[INSTANCES] = sum(group.count for group in scenario.instances)
+        return {item.name: own[item.name] for item in self.space}
+
+    def begun(self) -> Task:
+        """The same task with its first trial where the scenarios are, as far as they agree, and else at the registry's defaults."""
+        found = [self.settings(item) for item in self.scenarios]
+        agreed = {name: value for name, value in found[0].items() if all(other[name] == value for other in found)}
+        return replace(self, space=tuple(item.begun(agreed.get(item.name, item.start)) for item in self.space))
 
     def used(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The values that a trial with ``params`` runs with."""
         return {item.name: item.used(params[item.name]) for item in self.space}
 
     def replay(self, scenario: Scenario, values: Mapping[str, Any], seed: int) -> Replay:
-        """One run under varied ``values``."""
+        """One run under varied ``values``; of the baseline without any."""
         knobs = {**self.knobs, **{name: value for name, value in values.items() if name != INSTANCES}}
         names = metric_names(self.objectives, self.constraints)
         return Replay(self.sized(scenario, values), self.config, knobs, self.trace, seed, names)
@@ -62,10 +76,8 @@ class Task:
 
     def plans(self) -> list[RunPlan]:
         """The resolved runs of the first trial, one a scenario. Raises InputError before anything runs."""
-        names = {name: value for name, value in self.defaults.items() if name != INSTANCES}
-        return [
-            plan(self.sized(item, self.defaults), self.config, knobs={**self.knobs, **names}, trace=self.trace) for item in self.scenarios
-        ]
+        names = {name: value for name, value in self.first.items() if name != INSTANCES}
+        return [plan(self.sized(item, self.first), self.config, knobs={**self.knobs, **names}, trace=self.trace) for item in self.scenarios]
 
     def document(self) -> dict[str, Any]:
         """What identifies the study: trials of tasks that differ here do not belong together."""

@@ -1,4 +1,8 @@
-"""The guard against overfitting: the best trial and the defaults on draws that no trial has seen, compared draw by draw."""
+"""The guard against overfitting: the best trial and the baseline on draws that no trial has seen, compared draw by draw.
+
+The baseline is what each scenario runs with where nothing is tuned: the defaults, as the scenario, the configuration and the knobs
+that are given for all of them change them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from talaria.report.statistics import Estimate, estimate
 from talaria.sim.parallel import Pool
 from talaria.tune.goals import ByScenario, Objective, by_scenario
 from talaria.tune.search import DRAWS, replays_of
-from talaria.tune.study import PLANNED
 from talaria.tune.task import Task, Values, feasible, measure
 
 GAIN, LOSS, NO_GAIN = "gain", "loss", "no significant gain"
@@ -25,10 +28,10 @@ Draws = Sequence[Sequence[Values]]
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """What the tuned policy gains on the defaults by one objective. ``low``/``high``: 95 % over draws; a share of the defaults'
+    """What the tuned policy gains on the baseline by one objective. ``low``/``high``: 95 % over draws; a share of the baseline's
     value for seconds, else a difference; None where a draw is infinite or there is one draw only."""
 
-    default: float
+    baseline: float
     tuned: float
     mean: float | None
     low: float | None
@@ -50,16 +53,6 @@ class Validation:
     overall: dict[str, Improvement]
     by_scenario: dict[str, dict[str, Improvement]]
     missed: tuple[str, ...]
-
-
-def default_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial:
-    """The first trial. Raises InputError where whoever ran it died, every time: nothing can be compared then."""
-    for trial in trials:
-        if PLANNED in trial.user_attrs and trial.state == TrialState.COMPLETE:
-            return trial
-    raise InputError(
-        "the trial of the defaults was never finished: each process that ran it died", where="study", fix="begin another study"
-    )
 
 
 def candidates(task: Task, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -100,21 +93,29 @@ def choose(task: Task, trials: Sequence[FrozenTrial]) -> FrozenTrial:
 
 
 def validate(task: Task, tuned: Mapping[str, Any], seeds: Sequence[int], pool: Pool) -> Validation:
-    """Run both policies on ``seeds`` and compare them."""
-    params = [task.used(task.defaults), dict(tuned)]
-    replays = [replay for values in params for replay in replays_of(task, values, seeds)]
-    results = [measured.values for measured in pool.map(measure, replays)]
-    width = len(task.scenarios)
-    rows = [results[at : at + width] for at in range(0, len(results), width)]
-    base, other = rows[: len(seeds)], rows[len(seeds) :]
+    """Run the baseline and ``tuned`` on ``seeds`` and compare them."""
+    base, other = replayed(task, [{}, tuned], seeds, pool)
     names = [scenario.name for scenario in task.scenarios]
     each = {
         name: {goal.name: improvement(goal, _only(base, index), _only(other, index)) for goal in task.objectives}
         for index, name in enumerate(names)
     }
     missed = [limit for limit in task.constraints if not feasible([limit.violation(by_scenario(other, limit.metric))])]
-    overall = {goal.name: improvement(goal, base, other) for goal in task.objectives}
-    return Validation(tuple(seeds), overall, each, tuple(str(limit) for limit in missed))
+    return Validation(tuple(seeds), improvements(task, base, other), each, tuple(str(limit) for limit in missed))
+
+
+def replayed(task: Task, policies: Sequence[Mapping[str, Any]], seeds: Sequence[int], pool: Pool) -> list[Draws]:
+    """What each policy gives on ``seeds``; of the baseline without any values."""
+    replays = [replay for values in policies for replay in replays_of(task, values, seeds)]
+    results = [measured.values for measured in pool.map(measure, replays)]
+    width = len(task.scenarios)
+    rows = [results[at : at + width] for at in range(0, len(results), width)]
+    return [rows[at : at + len(seeds)] for at in range(0, len(rows), len(seeds))]
+
+
+def improvements(task: Task, base: Draws, other: Draws) -> dict[str, Improvement]:
+    """``other`` against ``base``, by objective, over all scenarios."""
+    return {goal.name: improvement(goal, base, other) for goal in task.objectives}
 
 
 def improvement(goal: Objective, base: Draws, other: Draws) -> Improvement:
@@ -124,11 +125,6 @@ def improvement(goal: Objective, base: Draws, other: Draws) -> Improvement:
     whole = estimate(gains) if None not in gains else Estimate(None, None, None, None)
     mean, low, high = (None if part is None else goal.as_improvement(part) for part in (whole.mean, whole.low, whole.high))
     return Improvement(goal.combine(values[0]), goal.combine(values[1]), mean, low, high)
-
-
-def tuning_improvement(task: Task, default: FrozenTrial, tuned: FrozenTrial) -> dict[str, Improvement]:
-    """The same comparison on the draws that the search has seen."""
-    return {goal.name: improvement(goal, default.user_attrs[DRAWS], tuned.user_attrs[DRAWS]) for goal in task.objectives}
 
 
 def overfits(seen: Improvement, unseen: Improvement) -> bool:

@@ -37,7 +37,7 @@ def engine_python() -> str:
 
 @pytest.fixture(scope="session")
 def tiny_models(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory with two tiny float32 models, ``qwen3`` and ``llama``."""
+    """Directory with tiny float32 models: ``qwen3``, ``llama``, and ``deepseek``, whose attention is latent."""
     directory = tmp_path_factory.mktemp("models")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     made = subprocess.run(

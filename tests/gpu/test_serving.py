@@ -7,7 +7,10 @@ import resource
 from pathlib import Path
 
 import aiohttp
+import pytest
+from aiohttp import web
 
+from talaria.gpu.serving import Stream
 from tests.gpu.callers import PATHS, Caller
 from tests.gpu.cluster import Cluster, Process, stub_document
 
@@ -37,3 +40,25 @@ def test_as_many_clients_are_served_as_the_system_allows(tmp_path: Path) -> None
             asyncio.run(asyncio.wait_for(play(cluster), 60.0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("status", [200, 299, 420, 599])
+def test_a_stream_has_whatever_status_the_engine_gave_it(status: int) -> None:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        stream = Stream(request, status, {"content-type": "text/event-stream"})
+        stream.begin(b"data")
+        return stream.end()
+
+    async def main() -> None:
+        runner = web.ServerRunner(web.Server(answer))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        try:
+            await site.start()
+            host, port = runner.addresses[0]
+            async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/") as got:
+                assert (got.status, await got.read()) == (status, b"data")
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(asyncio.wait_for(main(), 60.0))

@@ -91,56 +91,6 @@ def test_a_hole_left_by_an_aborted_copy_is_copied_again() -> None:
     assert registry.match("m", forest.spans(node, 16)) == 16
 
 
-# --- prefix agreement ---------------------------------------------------------------------------------------------------
-
-
-def test_only_the_longest_prefix_on_which_all_ranks_agree_is_exposed() -> None:
-    forest, registry = registry_of(10, ranks=2)
-    spans = line(forest, 4)
-    node = spans[0][0]
-    store(registry, spans, 0.0)
-    assert registry.match("m", spans) == 16, "ranks that report nothing are taken to agree"
-    registry.rank_report("m", node, 0, 8, b"8")
-    registry.rank_report("m", node, 0, 16, b"16")
-    assert registry.match("m", spans) == 0, "rank 1 has reported nothing"
-    registry.rank_report("m", node, 1, 8, b"8")
-    registry.rank_report("m", node, 1, 16, b"other")
-    assert registry.match("m", spans) == 8
-    registry.rank_report("m", node, 1, 16, b"16")
-    assert registry.match("m", spans) == 16
-
-
-def test_a_rank_that_reports_a_shorter_length_takes_its_agreement_back() -> None:
-    forest, registry = registry_of(10, ranks=2)
-    spans = line(forest, 4)
-    store(registry, spans, 0.0)
-    for rank in (0, 1):
-        registry.rank_report("m", spans[0][0], rank, 8, b"8")
-        registry.rank_report("m", spans[0][0], rank, 16, b"16")
-    assert registry.match("m", spans) == 16
-    registry.rank_report("m", spans[0][0], 0, 8, b"8")
-    assert registry.match("m", spans) == 8
-
-
-def test_agreement_exposes_nothing_that_is_not_committed() -> None:
-    forest, registry = registry_of(10)
-    spans = line(forest, 2)
-    ticket = registry.checkpoint("m", spans, 1, 0.0)
-    assert ticket is not None
-    registry.rank_report("m", spans[0][0], 0, 8, b"8")
-    assert registry.match("m", spans) == 0
-
-
-def test_a_report_off_a_page_boundary_or_of_an_unknown_rank_or_node_is_refused() -> None:
-    forest, registry = registry_of(10)
-    spans = line(forest, 2)
-    store(registry, spans, 0.0)
-    node = spans[0][0]
-    for where, rank, tokens in ((node, 0, 5), (node, 1, 4), (node, -1, 4), (node + 1, 0, 4)):
-        with pytest.raises(ValueError, match="report of rank"):
-            registry.rank_report("m", where, rank, tokens, b"")
-
-
 # --- lifetime separation --------------------------------------------------------------------------------------------------
 
 
@@ -259,8 +209,6 @@ def test_a_recurrent_model_resumes_at_the_longest_checkpointed_position_within_t
     assert registry.match("m", forest.spans(node, 23)) == 12
     assert registry.match("m", spans, from_tokens=16) == 24
     assert registry.match("m", spans, from_tokens=24) == 24
-    registry.rank_report("m", node, 0, 20, b"")
-    assert registry.match("m", spans) == 12
 
 
 def test_a_rewrite_before_the_first_checkpointed_position_reuses_nothing() -> None:
@@ -375,19 +323,14 @@ def test_what_was_known_of_evicted_blocks_is_forgotten() -> None:
     assert torn is not None
     registry.commit(torn, 0, state_complete=False)
     registry.commit(torn, 1)
-    for rank in (0, 1):
-        registry.rank_report("m", node, rank, 8, b"8")
-        registry.rank_report("m", node, rank, 16, b"16")
     ticket = registry.checkpoint("m", line(forest, 2), 1, 1.0)
     assert ticket is not None
     registry.abort(ticket)
     again = registry.checkpoint("m", spans, 1, 2.0)
     assert again is not None and again.parts == ((node, 2, 2),)
     registry.commit_all(again)
-    assert registry.match("m", spans) == 0, "not reported again, and the first two pages have no complete state"
-    for rank in (0, 1):
-        registry.rank_report("m", node, rank, 16, b"16")
     assert registry.match("m", spans) == 16
+    assert registry.match("m", forest.spans(node, 8)) == 0, "the first two pages have no complete state still"
 
 
 def test_eviction_spares_leased_sessions_unless_nothing_else_is_left() -> None:

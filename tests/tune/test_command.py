@@ -20,6 +20,7 @@ from optuna.exceptions import StorageInternalError
 
 from talaria.cli import policyfile
 from talaria.cli.main import run_command
+from talaria.report import files
 from talaria.tune.storage import opened
 from tests.small import SCENARIO
 
@@ -56,6 +57,7 @@ def test_a_study_leaves_a_policy_a_page_and_figures(capsys: pytest.CaptureFixtur
     assert "Gain on new draws" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert run_command([*COMMAND, "--trials", "12", "--out", "out"]) == 0
     shown = capsys.readouterr()
+    assert "baseline: each scenario as it runs untuned: tau 1, linger 1.5" in shown.err
     assert "12 trials" in shown.out and "better by (95 %)" in shown.out and "wrote out/policy.yaml" in shown.err
 
 
@@ -101,7 +103,7 @@ def test_the_same_command_goes_on_and_writes_what_one_go_had_written(capsys: pyt
 def test_a_policy_file_is_where_the_search_begins(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text("schema: talaria.policy/1\nconfig: no-sp\nknobs: {tau: 3, gamma: 0.8}\n")
     tuned = document(capsys, *COMMAND, "--trials", "1", "--out", "out", "--policy", "mine.yaml")
-    assert tuned["default"]["knobs"] == {"tau": 3.0, "linger": 1.5} and tuned["task"]["config"] == "no-sp"
+    assert tuned["best"]["knobs"] == {"tau": 3.0, "linger": 1.5} == tuned["baseline"]["small"] and tuned["task"]["config"] == "no-sp"
     assert yaml.safe_load(Path("out/policy.yaml").read_text())["knobs"] == {"gamma": 0.8, "tau": 3.0, "linger": 1.5}
 
 
@@ -109,7 +111,7 @@ def test_a_policy_file_is_where_the_search_begins(capsys: pytest.CaptureFixture[
 def test_no_significant_gain_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command([*COMMAND, "--trials", "1", "--out", "out"]) == 0
     shown = capsys.readouterr()
-    assert "sct_p95_s: no significant gain over the defaults on new draws" in shown.err and "no significant gain" in shown.out
+    assert "sct_p95_s: no significant gain over the baseline on new draws" in shown.err and "no significant gain" in shown.out
 
 
 BAD = [
@@ -160,7 +162,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     capsys.readouterr()
     assert run_command([*COMMAND, "--trials", "2", "--out", "out", *arguments]) == 2
     shown = capsys.readouterr()
-    (error,) = [line for line in shown.err.splitlines() if not line.startswith("scenario small: ")]
+    (error,) = [line for line in shown.err.splitlines() if not line.startswith(("scenario small: ", "baseline: "))]
     assert said in error and "secret" not in shown.err and shown.out == ""
     after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != "study.db"}
     assert after == before
@@ -223,6 +225,23 @@ def test_an_interrupted_validation_is_said_and_leaves_no_policy(
     assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 0
 
 
+@pytest.mark.usefixtures("bare_figures")
+def test_files_that_find_no_room_leave_those_of_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_command([*COMMAND, "--trials", "2", "--out", "out"]) == 0
+    before = {path: path.read_bytes() for path in Path("out").iterdir() if path.name != "study.db"}
+    beside, left = files._beside, iter(range(len(before) - 1))
+
+    def without_room(path: Path) -> tuple[int, str]:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return beside(path)
+
+    monkeypatch.setattr(files, "_beside", without_room)
+    assert run_command([*COMMAND, "--trials", "3", "--out", "out"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: cannot write: No space left on device"
+    assert {path: path.read_bytes() for path in Path("out").iterdir() if path.name != "study.db"} == before
+
+
 def test_a_storage_that_goes_away_is_one_line_and_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise StorageInternalError("server closed the connection")
@@ -257,6 +276,12 @@ def test_a_swept_study_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[st
     assert first == second
     assert run_command(command) == 0
     assert "has 3 of 3 points already" in capsys.readouterr().err
+
+
+def test_points_that_no_process_survived_are_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("talaria.tune.sweep.Sweep.run", lambda *_: True)
+    assert run_command(["sweep", "linger", "--scenario", "small.yaml", "--values", "0,1,2", "--seeds", "2"]) == 1
+    assert "3 of 3 points are missing: each process that ran them died" in capsys.readouterr().err
 
 
 def test_a_sweep_into_a_directory_keeps_its_study_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,11 @@ from talaria.errors import InputError
 from talaria.sim import parallel
 from talaria.sim.parallel import Pool
 from talaria.tune import search as searching
-from talaria.tune.beats import BEAT, MOST_RETRIES, WORKER, Beats, Pulse, give_back
+from talaria.tune.beats import Beats, Pulse
 from talaria.tune.goals import parse_objectives
+from talaria.tune.places import BEAT, FINISHED, MOST_DEATHS, WORKER, give_back
 from talaria.tune.search import DRAWS, REFUSED, Search
-from talaria.tune.study import FINISHED
 from talaria.tune.task import Measured, Replay, Task, measure
-from talaria.tune.validate import default_trial
 from tests.tune.small import searched, small_task
 
 
@@ -151,12 +150,12 @@ def test_an_interrupt_keeps_what_is_finished_and_the_rest_is_run_again(storage: 
 
 
 def test_a_trial_that_was_interrupted_many_times_is_still_run(storage: BaseStorage, interrupted_at: Any) -> None:
-    for _ in range(MOST_RETRIES + 2):
+    for _ in range(MOST_DEATHS + 2):
         interrupted_at(1)
         with pytest.raises(KeyboardInterrupt):
             searched(small_task(), storage, 2)
     trials = searched(small_task(), storage, 2).studied.finished()
-    assert len(trials) == 2 and default_trial(trials).params == small_task().defaults
+    assert len(trials) == 2 and trials[0].params == small_task().first
 
 
 class Clock:
@@ -205,13 +204,6 @@ def test_a_process_never_gives_up_its_own_trials(storage: BaseStorage, clock: Cl
     assert not watcher.retry_dead(study.trials)
 
 
-def test_two_that_see_a_trial_die_queue_it_once(storage: BaseStorage) -> None:
-    study, _ = running_study(storage)
-    (seen,) = study.get_trials()
-    assert give_back(study, seen) and not give_back(study, seen)
-    assert len(study.trials) == 2
-
-
 def test_a_result_that_comes_after_its_trial_was_given_up_is_dropped(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     task, given_up = small_task(), set()
 
@@ -235,7 +227,7 @@ def test_a_second_process_that_queues_the_defaults_too_does_not_run_them_twice(s
         search.studied._queue_planned([])
     with Pool(100, 1) as pool:
         search.run(pool, lambda finished: None)
-    assert [trial.params == search.task.defaults for trial in search.studied.finished()] == [True, False, False]
+    assert [trial.params == search.task.first for trial in search.studied.finished()] == [True, False, False]
 
 
 def test_one_more_than_is_wanted_is_withdrawn(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,10 +242,10 @@ def test_one_more_than_is_wanted_is_withdrawn(storage: BaseStorage, monkeypatch:
 
 CHANGES: list[tuple[Task, str]] = [
     (small_task(gap_cap_s=11), "scenarios: small has changed since"),
-    (small_task("tau"), "knobs"),
+    (small_task("tau"), "knobs: linger low 0.0, high 3.0, now linger absent"),
     (small_task(objective="ttft_p95_s"), "objectives"),
     (small_task(constraints=["deadline_risk<=5"]), "constraints"),
-    (small_task(seeds=(0, 1, 2)), "seeds"),
+    (small_task(seeds=(0, 1, 2)), "draws: 0, 1, now 0, 1, 2"),
 ]
 
 

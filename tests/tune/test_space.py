@@ -11,13 +11,13 @@ from talaria.tune.space import INSTANCES, parse_space
 
 def test_a_knob_without_a_range_takes_the_one_its_sweep_spans() -> None:
     (tau, gamma) = parse_space("tau,gamma")
-    assert (tau.low, tau.high, tau.default, tau.unit) == (0.0, 5.0, 1.0, "s")
-    assert (gamma.low, gamma.high, gamma.default) == (0.3, 1.0, 0.9)
+    assert (tau.low, tau.high, tau.start, tau.unit) == (0.0, 5.0, 1.0, "s")
+    assert (gamma.low, gamma.high, gamma.start) == (0.3, 1.0, 0.9)
 
 
 def test_every_knob_can_be_varied_and_tries_only_values_that_are_allowed() -> None:
     for item in parse_space(",".join(knob.name for knob in KNOBS)):
-        tried = item.choices or (item.low, item.high, item.default)
+        tried = item.choices or (item.low, item.high, item.start)
         assert [parse_value(item.name, item.used(value)) for value in tried] == list(tried), item.name
         item.distribution()
 
@@ -28,7 +28,7 @@ def test_a_number_is_run_with_three_digits_and_stays_inside_its_range() -> None:
 
 
 def test_a_default_outside_the_range_begins_at_its_nearest_end() -> None:
-    assert parse_space("tau=2:4")[0].default == 2.0
+    assert parse_space("tau=2:4")[0].start == 2.0
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from optuna.storages import InMemoryStorage
 
-from talaria.sim.parallel import Pool
-from talaria.sim.run import RunPlan, plan, simulate
+from talaria.sim.run import simulate
 from talaria.tune import sweep
-from talaria.tune.sweep import Axis, Sweep
-from tests.sim.small import small_plan
-
-
-def with_knobs(knobs: dict[str, object]) -> RunPlan:
-    small = small_plan()
-    return plan(small.scenario, small.config, knobs=knobs)
+from talaria.tune.sweep import Axis
+from tests.tune.small import swept, with_knobs
 
 
 @pytest.fixture
@@ -37,13 +30,6 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr("talaria.sim.batch.simulate", interruptible)
 
     return arm
-
-
-def swept(axes: list[Axis], seeds: int, storage: Any = None, out: Path | None = None) -> tuple[Sweep, bool]:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    chosen = Sweep(axes, sweep.cases(axes, with_knobs, out), range(seeds), storage or InMemoryStorage(), None)
-    with Pool(1000, 1) as pool:
-        return chosen, chosen.run(pool, lambda: None)
 
 
 def test_an_interrupted_sweep_keeps_its_whole_points_and_goes_on_with_the_others(tmp_path: Path, interrupted_at: Any) -> None:

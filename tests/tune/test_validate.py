@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from optuna.trial import FrozenTrial, create_trial
@@ -13,7 +15,7 @@ from talaria.sim.parallel import Pool
 from talaria.tune.goals import parse_objectives
 from talaria.tune.search import DRAWS
 from talaria.tune.task import Values, measure
-from talaria.tune.validate import GAIN, LOSS, NO_GAIN, Improvement, choose, default_trial, front, improvement, overfits, validate
+from talaria.tune.validate import GAIN, LOSS, NO_GAIN, Improvement, choose, front, improvement, overfits, validate
 from tests.tune.small import small_task
 
 (SECONDS,) = parse_objectives("sct_p95_s")
@@ -83,15 +85,27 @@ def test_validation_runs_both_policies_on_the_draws_it_is_given() -> None:
     with Pool(100, 1) as pool:
         found = validate(task, tuned, (10_000, 10_001), pool)
 
-    def mean(params: dict[str, float]) -> float:
+    def mean(params: Mapping[str, Any]) -> float:
         values: Sequence[float] = [measure(task.replay(task.scenarios[0], params, seed)).values["sct_p95_s"] for seed in found.seeds]
         return sum(values) / len(values)
 
     whole = found.overall["sct_p95_s"]
-    assert (whole.default, whole.tuned) == pytest.approx((mean(task.defaults), mean(tuned)))
+    assert (whole.baseline, whole.tuned) == pytest.approx((mean({}), mean(tuned)))
     assert found.by_scenario["small"]["sct_p95_s"] == whole and found.missed == ()
 
 
-def test_a_study_whose_defaults_were_never_finished_says_so_in_one_line() -> None:
-    with pytest.raises(InputError, match="the trial of the defaults was never finished"):
-        default_trial([])
+def test_the_baseline_is_what_a_scenario_runs_with_where_nothing_is_tuned() -> None:
+    own = {"tau": 3.0, "gamma": 0.8}
+    task = replace(small_task("tau,linger", knobs=own), knobs={"linger": 2.0, "gamma": 0.7})
+    assert task.settings(task.scenarios[0]) == {"tau": 3.0, "linger": 2.0}
+    with Pool(100, 1) as pool:
+        found = validate(task, {"tau": 3.0, "linger": 2.0}, (10_000, 10_001), pool)
+    whole = found.overall["sct_p95_s"]
+    assert whole.baseline == whole.tuned and whole.verdict == NO_GAIN
+
+
+def test_the_search_begins_where_the_scenarios_agree_and_else_at_the_defaults() -> None:
+    one, other = (small_task("tau=0:2,gamma,linger", knobs=knobs) for knobs in ({"tau": 3, "gamma": 0.7}, {"tau": 3, "gamma": 0.8}))
+    task = replace(one, scenarios=(*one.scenarios, *other.scenarios))
+    assert task.begun().first == {"tau": 2.0, "gamma": 0.9, "linger": 1.5}
+    assert one.begun().first == {"tau": 2.0, "gamma": 0.7, "linger": 1.5}

@@ -32,6 +32,7 @@ class HostKv(NamedTuple):
     capacity: int = 0
     restored: int = 0
     evicted_pages: int = 0
+    failed_copies: int = 0
 
 
 class Staged(NamedTuple):

@@ -53,7 +53,7 @@ class Agent:
         self._telemetry = Telemetry(self._outbox, now_s)
         self._holds = HoldServer(self._heard, self._lost)
         models = {name: cluster.models[name] for name in instance.models}
-        self._memory = MemoryServer(instance.host_kv_bytes, instance.tp) if instance.host_kv_bytes else None
+        self._memory = MemoryServer(instance.host_kv_bytes, instance.tp, lost=self._lost) if instance.host_kv_bytes else None
         arena = instance.arena
         self.arenas = None if arena is None else Arenas(instance.tp, arena.chunks, arena.chunk_bytes, check=arena.check)
         self.engines = Supervisor(

@@ -33,6 +33,8 @@ class _Instance(Collector):
         yield GaugeMetricFamily("talaria_agent_host_kv_capacity_bytes", "Host memory for KV, over all ranks.", host.capacity)
         yield CounterMetricFamily("talaria_agent_host_kv_restored_bytes", "KV brought back to devices, over all ranks.", host.restored)
         yield CounterMetricFamily("talaria_agent_host_kv_evicted_pages", "Pages of KV that made room on the host.", host.evicted_pages)
+        failed = "Copies of KV to and from the host that failed, rank by rank."
+        yield CounterMetricFamily("talaria_agent_host_kv_failed_copies", failed, host.failed_copies)
         staged = instance.group.staged()
         yield GaugeMetricFamily("talaria_agent_staging_coverage", "Share of the next model's weights on the devices.", staged.coverage)
         yield GaugeMetricFamily("talaria_agent_staging_clean_bytes", "Of these weights, over all ranks.", staged.clean_bytes)

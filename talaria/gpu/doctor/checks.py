@@ -9,9 +9,10 @@ from typing import Literal
 
 from talaria.errors import InputError
 from talaria.gpu import modelfiles
-from talaria.gpu.config import ClusterConfig, Instance, Secret
+from talaria.gpu.config import KEPT_FAMILIES, ClusterConfig, Instance, Secret
 from talaria.gpu.doctor.engine import EngineFacts
 from talaria.gpu.doctor.machine import Gpu, port_is_free
+from talaria.gpu.memory.server import SLAB_BYTES
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.profiles import load as load_profile
 
@@ -46,7 +47,7 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
     files: dict[str, ModelFiles] = {}
     findings = [*_engine(machine.engine, any(item.gpus for item in here)), *_models(cluster, here, files)]
     findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine)]
-    findings += _host_memory(here, files, machine)
+    findings += [*_host_memory(here, files, machine), *_host_kv(cluster, here, files)]
     return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
 
 
@@ -168,15 +169,44 @@ def _host_memory(here: Sequence[Instance], files: dict[str, ModelFiles], machine
     """Idle models keep their weights in host memory, each instance its own image, beside the KV that it keeps over switches."""
     images = sum(files[name].weight_bytes for item in here for name in item.models if name in files and len(item.models) > 1)
     kv = sum(item.host_kv_bytes for item in here)
-    what = f"{images / GIB:.1f} GiB of weight images" + (f" and {kv / GIB:.1f} GiB of KV" if kv else "")
-    text = f"{what} in {machine.memory_bytes / GIB:.0f} GiB of host memory"
+    what = f"{_size(images)} of weight images" + (f" and {_size(kv)} of KV (instances[].host_kv_gib)" if kv else "")
+    text = f"{what} in {_size(machine.memory_bytes)} of host memory"
     left = machine.memory_bytes - images - kv
     if left < 0:
         yield Finding("fail", "host memory", text, "serve fewer models here, lower host_kv_gib, or add memory")
     elif images + kv > FULL_SHARE * machine.memory_bytes:
         yield Finding("warn", "host memory", text, "little is left for the operating system")
     else:
-        yield Finding("ok", "host memory", f"{text}; {left / GIB:.0f} GiB left for instances[].host_kv_gib and the system")
+        what = "the system" if kv else "instances[].host_kv_gib and the system"
+        yield Finding("ok", "host memory", f"{text}; {_size(left)} left for {what}")
+
+
+def _host_kv(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, ModelFiles]) -> Iterator[Finding]:
+    """How much of a prefix the host pool keeps, by whole pages in whole slabs of each rank."""
+    page_tokens = cluster.engine.page_tokens
+    for item in (item for item in here if item.host_kv_bytes):
+        pages = {}
+        for name in item.models:
+            if name in files and cluster.models[name].family in KEPT_FAMILIES:
+                page_bytes = page_tokens * files[name].kv_bytes_per_token // (1 if files[name].latent else item.tp)
+                pages[name] = page_bytes, item.host_kv_bytes // item.tp // SLAB_BYTES // -(-page_bytes // SLAB_BYTES)
+        where, given = f"instance {item.name}", f"host_kv_gib keeps {_size(item.host_kv_bytes)} of KV"
+        if not pages:
+            yield Finding("warn", where, f"{given}, and none of its models has any that could be kept", "leave host_kv_gib out")
+            continue
+        name = min(pages, key=lambda name: pages[name][1])
+        page_bytes, count = pages[name]
+        if count == 0:
+            text = f"{given}, less than one page of {name} ({page_tokens} tokens, {_size(page_bytes)} a rank)"
+            yield Finding("fail", where, text, f"raise host_kv_gib, by far: its engine would not start (tp is {item.tp})")
+        else:
+            yield Finding("ok", where, f"{given}: about {count * page_tokens:,} tokens, if all are of {name}")
+
+
+def _size(nbytes: float) -> str:
+    """So that neither a pool of a TiB nor one of a MiB reads as none."""
+    unit, name = (GIB, "GiB") if nbytes >= GIB / 10 else (2**20, "MiB") if nbytes >= 2**20 / 10 else (2**10, "KiB")
+    return f"{nbytes / unit:.1f} {name}"
 
 
 def _profile(cluster: ClusterConfig) -> Iterator[Finding]:

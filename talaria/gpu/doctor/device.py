@@ -188,7 +188,7 @@ class Check:
         return window.nbytes
 
     def host_kv(self) -> None:
-        """Pages go to the pool's slabs, the device's are overwritten, and they come back layer by layer to other places."""
+        """Pages are copied to the pool's slabs and, layer by layer, from there over other pages of the device, which then hold the same."""
         sizes, base = self.sizes, self.windows[0].address + self.weight_bytes
         block = sizes.layer_chunks * sizes.chunk_bytes
         half = block // 2

@@ -30,8 +30,6 @@ _POLICY: Final = BackoffPolicy()
 _DRAIN_S: Final = 5.0
 _DRAIN_POLL_S: Final = 0.02
 """SGLang tells nobody when it has become idle: a flush that succeeds is the test."""
-_KEPT: Final = ("mha", "mla")
-"""Families whose KV a host pool takes."""
 _RESIDENCY: Final = {EngineState.PARKED: Residency.PARKED, EngineState.SWITCHING: Residency.PARKED, EngineState.ACTIVE: Residency.ACTIVE}
 
 
@@ -50,7 +48,8 @@ class Supervisor:
     ) -> None:  # fmt: skip
         self.engines = {
             name: Engine(
-                name, models[name], instance, settings, holds, self._died, memory if models[name].family in _KEPT else None, arenas
+                name, models[name], instance, settings, holds, self._died, memory if models[name].family in config.KEPT_FAMILIES else None,
+                arenas,
             )
             for name in instance.models
         }  # fmt: skip
@@ -127,7 +126,7 @@ class Supervisor:
         if self._memory is None:
             return HostKv()
         store = self._memory.store
-        return HostKv(store.used_bytes, store.capacity_bytes, store.restored_bytes, store.registry.evictions)
+        return HostKv(store.used_bytes, store.capacity_bytes, store.restored_bytes, store.registry.evictions, store.failed_copies)
 
     def forget_host_kv(self) -> None:
         if self._memory is not None:

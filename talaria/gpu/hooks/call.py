@@ -50,8 +50,6 @@ class Call:
         """Of the call, passed on to the client's stream."""
         self._seen_chars = 0
         """Of the call, received in this segment: each segment's text begins anew."""
-        self._restores = True
-        """No prefix of it has failed to come back from the host."""
         self._cached: tuple[int, Any] | None = None
         """What SGLang reports of the prefix cache for the call: that of its first segment."""
 
@@ -128,11 +126,10 @@ class Call:
 
     def _lacks_prefix(self, finish: dict[str, Any] | None) -> bool:
         """The segment was ended because its prefix did not come back from the host: nothing of it was computed."""
-        return finish is not None and finish["type"] == "abort" and finish.get("message") == compat.LOAD_FAILED and self._restores
+        return finish is not None and finish["type"] == "abort" and finish.get("message") == compat.LOAD_FAILED
 
     def _run_again(self, batch: Any, index: int) -> None:
-        """The same segment, which recomputes its prefix: the linker offers the call no more."""
-        self._restores = False
+        """The same segment, which recomputes its prefix: until the next flush the linker finds nothing for the call any more."""
         self._hide_end(batch, index)
         batch.output_ids[index], batch.output_strs[index] = [], ""
         self._sent, self._seen_chars = False, 0

@@ -7,6 +7,7 @@ it what the interface does not: a node's whole path, and which requests still wa
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Sequence
 from typing import Any, Final
@@ -22,6 +23,9 @@ from talaria.gpu.modelfiles import revision
 from talaria.gpu.protocol import memory as protocol
 from talaria.gpu.protocol.engine import MODEL_VARIABLE
 
+_FLUSH_S: Final = 45.0
+"""Copies that take longer hang: the engine ends with an error that says so, before an agent gives it up for not answering."""
+
 
 class HostLinker:
     """One rank's end of the pool. ``SGLang`` calls everything from its scheduler's thread."""
@@ -34,8 +38,8 @@ class HostLinker:
         self.pools = kv.by_name
         self.forward_stream = forward_stream
         join = protocol.Join(
-            pid=os.getpid(), rank=kv.rank, ranks=kv.ranks, model=os.environ.get(MODEL_VARIABLE, ""),
-            revision=revision(server_args.model_path), dtype=kv.dtype, page_tokens=kv.page_tokens, layers=kv.layers, family=kv.family,
+            rank=kv.rank, ranks=kv.ranks, model=os.environ.get(MODEL_VARIABLE, ""), revision=revision(server_args.model_path),
+            dtype=kv.dtype, page_tokens=kv.page_tokens, layers=kv.layers, family=kv.family,
             page_bytes=sum(buffer.page_bytes for buffer in kv.buffers), checkpoint_pages=0,
         )  # fmt: skip
         self._client = PoolClient(os.environ[protocol.SOCKET_VARIABLE], join, self._granted)
@@ -118,9 +122,13 @@ class HostLinker:
     # --- ends ------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The switch barrier: SGLang flushes before its KV is released. The pool keeps what it has."""
-        self._checkpoints.drain()
-        self._restores.drain()
+        """The switch barrier: SGLang flushes before its KV is released. The pool keeps what it has.
+
+        Raises CopiesHang, which ends the engine.
+        """
+        until_s = time.monotonic() + _FLUSH_S
+        self._checkpoints.drain(until_s)
+        self._restores.drain(until_s)
         self._client.drain()
 
     def close(self) -> None:

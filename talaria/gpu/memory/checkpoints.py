@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from talaria.gpu.memory.layout import PageLayout
-from talaria.gpu.memory.mover import CopyFailed, Stream
+from talaria.gpu.memory.mover import CopiesHang, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class Checkpoints:
         try:
             copies = self._layout.to_pool([offer.device_pages[page] for page in pages], slabs)
             self._stream.copy(copies, offer.ready).wait()
-        except (CopyFailed, IndexError) as error:
-            _log.error("talaria: KV is not kept on the host: %s", error)
+        except Exception:  # whatever it is, it is this offer's: those behind it, and SGLang's locks on their pages, must not wait for ever
+            _log.exception("talaria: KV is not kept on the host")
             return False
         return True
 
@@ -84,14 +85,19 @@ class Checkpoints:
         """Whether the oldest one, which has ended, is kept on the host."""
         return bool(self._offers.popleft().kept)
 
-    def drain(self) -> None:
-        """Wait for all of them, and forget them."""
+    def drain(self, until_s: float) -> None:
+        """Wait for all of them, and forget them. Raises CopiesHang at ``until_s`` (``time.monotonic()``)."""
         with self._changed:
-            self._changed.wait_for(lambda: all(offer.kept is not None for offer in self._offers))
+            if not self._changed.wait_for(self._idle, until_s - time.monotonic()):
+                left = len(self._offers) - self.completed()
+                raise CopiesHang(f"{left} copies of KV to the host have not ended, or the instance agent does not answer")
         self._offers.clear()
 
+    def _idle(self) -> bool:
+        return all(offer.kept is not None for offer in self._offers)
+
     def close(self) -> None:
-        self.drain()
+        """Once it is drained."""
         self._work.put(None)
         self._thread.join()
         self._stream.close()

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import socket
+import struct
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ class PoolClient:
     def __init__(self, path: str, join: protocol.Join, granted: Callable[[int, array[int], array[int], bool], None]) -> None:
         """Raises OSError or ValueError where there is no pool for this rank."""
         self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER_S), 0))
         self._granted = granted
         self._numbers = itertools.count(1)
         self._answers: queue.SimpleQueue[protocol.Found | protocol.Drained | None] = queue.SimpleQueue()
@@ -70,8 +72,8 @@ class PoolClient:
     def pin(self, request: str, pages: int) -> None:
         self._send(protocol.Pin(request, pages))
 
-    def done(self, request: str) -> None:
-        self._send(protocol.Done(request))
+    def done(self, request: str, *, complete: bool = True) -> None:
+        self._send(protocol.Done(request, complete))
 
     def save(self, number: int, digests: Sequence[str]) -> None:
         """Offer a whole path; ``granted`` answers, perhaps before this returns."""
@@ -92,8 +94,7 @@ class PoolClient:
         self._answer(protocol.Drained, number)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._hang_up()
         self._thread.join()
         self._input.close()
         self._socket.close()
@@ -106,7 +107,7 @@ class PoolClient:
                 answer = self._answers.get(timeout=_ANSWER_S)
             except queue.Empty:
                 _log.error("talaria: the instance agent does not answer")
-                self._lose()
+                self._hang_up()
                 return None
             if isinstance(answer, kind) and answer.number == number:
                 return answer
@@ -122,8 +123,12 @@ class PoolClient:
             self._socket.sendall(protocol.frame(message))
         except OSError as error:
             _log.warning("talaria: the host pool is lost: %s", error)
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # the listening thread does the rest
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """The listening thread hears of it and does the rest: what has been granted and what never will be is for one thread to say."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> protocol.ToRank:
         """Raises EOFError at the end, and ValueError or MsgspecError on what is not a message."""
@@ -143,12 +148,15 @@ class PoolClient:
                     self._granted(message.number, array("I", message.pages), array("I", message.slabs), message.kept)
                 elif isinstance(message, (protocol.Found, protocol.Drained)):
                     self._answers.put(message)
-        except (EOFError, OSError, ValueError, msgspec.MsgspecError) as error:
-            if not isinstance(error, EOFError):
-                _log.warning("talaria: the host pool is lost: %r", error)
+        except EOFError:
+            pass
+        except Exception as error:  # nothing that came after it would be heard
+            _log.warning("talaria: the host pool is lost: %r", error)
+            self._hang_up()
         self._lose()
 
     def _lose(self) -> None:
+        """On the listening thread, at its end."""
         with self._sending:
             self._lost = True
             saves, self._saves = self._saves, []

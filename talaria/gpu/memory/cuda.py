@@ -43,7 +43,7 @@ class CudaEvent:
 
     def done(self) -> bool:
         status: Any = self._driver.cuEventQuery(self._event)[0]
-        return bool(status == self._driver.CUresult.CUDA_SUCCESS)
+        return bool(status != self._driver.CUresult.CUDA_ERROR_NOT_READY)
 
     def wait(self) -> None:
         _checked(self._driver.cuEventSynchronize(self._event))
@@ -62,14 +62,22 @@ class CudaStream:
     def copy(self, copies: Copies, after: Sequence[Any] = ()) -> Event:
         driver = self._driver
         _checked(driver.cuCtxSetCurrent(self._context))  # the caller's thread may be one of ours
-        for earlier in after:
-            _checked(driver.cuStreamWaitEvent(self._stream, earlier.cuda_event, 0))
+        try:
+            for earlier in after:
+                _checked(driver.cuStreamWaitEvent(self._stream, earlier.cuda_event, 0))
+            self._begin(copies)
+            return CudaEvent(driver, self._stream)
+        except CopyFailed:
+            driver.cuStreamSynchronize(self._stream)  # what did begin must not be under way when the caller gives the memory to others
+            raise
+
+    def _begin(self, copies: Copies) -> None:
+        driver = self._driver
         if len(copies.to) < _BATCH or not hasattr(driver, "cuMemcpyBatchAsync"):
             for to, source, nbytes in zip(copies.to.tolist(), copies.source.tolist(), copies.nbytes.tolist(), strict=True):
                 _checked(driver.cuMemcpyAsync(to, source, nbytes, self._stream))
         else:
             self._copy_batch(copies)
-        return CudaEvent(driver, self._stream)
 
     def _copy_batch(self, copies: Copies) -> None:
         """One call for all: a page of KV is two pieces a layer, and a call for each takes longer than the bytes."""

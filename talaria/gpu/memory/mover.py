@@ -19,6 +19,10 @@ class CopyFailed(RuntimeError):
     """A copy did not take place, or not wholly."""
 
 
+class CopiesHang(RuntimeError):
+    """Copies have not ended in time: what they read and write cannot be given up."""
+
+
 class Copies(NamedTuple):
     """Any number of copies, as arrays of the same length: where to, where from, and how much, in bytes."""
 
@@ -30,7 +34,8 @@ class Copies(NamedTuple):
 class Event(Protocol):
     """The end of some copies."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether they have ended, well or not."""
 
     def wait(self) -> None:
         """Block until they have ended. Raises CopyFailed."""
@@ -43,7 +48,10 @@ class Stream(Protocol):
     """Copies beside whatever else the process does, call after call; those of one call in any order, so they must not overlap."""
 
     def copy(self, copies: Copies, after: Sequence[Any] = ()) -> Event:
-        """Begin, behind what was begun before and behind ``after``, events of PyTorch."""
+        """Begin, behind what was begun before and behind ``after``, events of PyTorch.
+
+        Raises CopyFailed where it cannot; then nothing of it is under way.
+        """
 
     def close(self) -> None:
         """End when everything begun has ended."""

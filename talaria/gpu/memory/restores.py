@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from array import array
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from talaria.gpu.memory.layout import PageLayout
-from talaria.gpu.memory.mover import CopyFailed, Event, Stream
+from talaria.gpu.memory.mover import CopiesHang, CopyFailed, Event, Stream
 
+_POLL_S: Final = 0.002
 _log = logging.getLogger(__name__)
 
 
@@ -21,7 +23,7 @@ class Pool(Protocol):
 
     def pin(self, request: str, pages: int) -> None: ...
 
-    def done(self, request: str) -> None: ...
+    def done(self, request: str, *, complete: bool = True) -> None: ...
 
 
 class LayerEvents:
@@ -37,13 +39,17 @@ class LayerEvents:
     def end(self, index: int) -> list[Event]:
         return self._batches.pop(index, [])
 
+    def idle(self) -> bool:
+        """Whether all that has begun has ended."""
+        return all(event.done() for events in self._batches.values() for event in events)
+
     def set_consumer(self, index: int) -> None:
         self.consumer_index = index
 
     def wait_until(self, layer: int) -> None:
         """Compute of the current batch waits for this layer; whether it came is for ``Restores.finish`` to say."""
-        events = self._batches.get(self.consumer_index)
-        if events is not None:
+        events = self._batches.get(self.consumer_index, ())
+        if layer < len(events):
             with contextlib.suppress(CopyFailed):
                 events[layer].hold_compute()
 
@@ -112,7 +118,13 @@ class Restores:
             pages += device_pages
             slabs += places
         self._running[self._batch] = [item.request for item in queued]
-        events = [self._stream.copy(self._layout.to_device(pages, slabs, layer), ready) for layer in range(self._layout.layers)]
+        events: list[Event] = []
+        try:
+            for layer in range(self._layout.layers):
+                events.append(self._stream.copy(self._layout.to_device(pages, slabs, layer), ready))
+        except CopyFailed as error:  # the layers that it has not begun with are lacking: told when the batch ends
+            _log.error("talaria: a prefix cannot be restored: %s", error)
+            self._failed.add(self._batch)
         self.layers.begin(self._batch, events)
         return self._batch
 
@@ -130,11 +142,15 @@ class Restores:
         if not complete:
             self._declined.update(requests)
         for request in requests:
-            self._forget(request)
+            self._forget(request, complete=complete)
         return complete
 
-    def drain(self) -> None:
-        """Wait for what runs, and forget the rest."""
+    def drain(self, until_s: float) -> None:
+        """Wait for what runs, and forget the rest. Raises CopiesHang at ``until_s`` (``time.monotonic()``)."""
+        while not self.layers.idle():
+            if time.monotonic() >= until_s:
+                raise CopiesHang("copies of KV from the host have not ended")
+            time.sleep(_POLL_S)
         for batch in list(self._running):
             self.finish(batch)
         self._queued.clear()
@@ -142,9 +158,9 @@ class Restores:
         self.keep(())
 
     def close(self) -> None:
-        self.drain()
+        """Once it is drained."""
         self._stream.close()
 
-    def _forget(self, request: str) -> None:
+    def _forget(self, request: str, *, complete: bool = True) -> None:
         self._found.pop(request, None)
-        self._pool.done(request)
+        self._pool.done(request, complete=complete)

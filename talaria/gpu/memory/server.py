@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ import msgspec
 
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.memory.cpu import MemoryFile
+from talaria.gpu.memory.peer import Peer
 from talaria.gpu.memory.store import HostStore, Seat
 from talaria.gpu.protocol import memory as protocol
 
@@ -25,18 +27,24 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryServer:
-    """A host pool of ``pool_bytes`` for ``ranks`` ranks of any number of models. Memory is taken from the machine as it is first used."""
+    """A host pool of ``pool_bytes`` for ``ranks`` ranks of any number of models. Memory is taken from the machine as it is first used.
 
-    def __init__(self, pool_bytes: int, ranks: int, slab_bytes: int = SLAB_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    ``lost(model)``: a rank's connection has ended, as its process may have, or not.
+    """
+
+    def __init__(
+        self, pool_bytes: int, ranks: int, slab_bytes: int = SLAB_BYTES, clock: Callable[[], float] = time.monotonic,
+        lost: Callable[[str], None] = lambda model: None,
+    ) -> None:  # fmt: skip
         slabs = pool_bytes // ranks // slab_bytes
         self.store = HostStore(slabs, slab_bytes, ranks)
         self.path: Path | None = None
-        self._clock = clock
+        self._clock, self._lost = clock, lost
         self._names: dict[str, str] = {}
         """Of a served model in the registry, as its engine said when it last started."""
         self._pool = MemoryFile.make("talaria-host-kv", slabs * slab_bytes * ranks)
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, path: Path) -> None:
         """Raises OSError."""
@@ -48,31 +56,57 @@ class MemoryServer:
         """With every connection; the pool is gone with its last user."""
         if self._server is not None:
             self._server.close()
-        for writer in self._connections.values():
-            writer.close()
+        for task in self._connections:
+            task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
         self._pool.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections[task] = writer
-        seat: Seat | None = None
+        self._connections.add(task)
         try:
-            _send_descriptor(writer, self._pool.descriptor)
+            with contextlib.closing(self._invited(writer)) as peer:
+                await self._served(reader, writer, peer)
+        except OSError as error:
+            _log.error("event=rank_lost why=%r", error)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    def _invited(self, writer: asyncio.StreamWriter) -> Peer:
+        """Sends the descriptor of the pool, before anything is written: what the transport sends comes after it. Raises OSError."""
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as own:
+            peer = Peer(own)
+            try:
+                socket.send_fds(own, [b"\0"], [self._pool.descriptor])
+            except BaseException:
+                peer.close()
+                raise
+        return peer
+
+    async def _served(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer) -> None:
+        """One rank, from its first message until nothing of it can touch the pool any more."""
+        seat: Seat | None = None
+        model = ""
+        try:
             join = await _receive(reader)
+            if not isinstance(join, protocol.Join):
+                raise ValueError(f"{type(join).__name__} before Join")
+            model = join.model
             seat = self._seat(join, writer)
             while seat is not None:
                 self._take(seat, await _receive(reader), writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except (msgspec.MsgspecError, ValueError, KeyError) as error:
-            _log.error("event=rank_refused why=%r", error)
-        finally:
-            del self._connections[task]
-            if seat is not None:
-                self.store.leave(seat)
+        except Exception as error:  # whatever it said that makes no sense, the others go on
+            _log.error("event=rank_refused model=%s why=%r", model, error)
+        if seat is not None:
+            self.store.leave(seat)
             writer.close()
+            self._lost(model)
+            await peer.ended()
+            self.store.gone(seat)
 
     def cached_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
         """Where a prefix ends that the device has up to ``from_tokens`` and the host continues, before the prompt's last token."""
@@ -82,10 +116,8 @@ class MemoryServer:
         pages = self.store.restorable(name, prompt.hashes, from_tokens // page_tokens)
         return max(from_tokens, min(pages, (prompt.tokens - 1) // page_tokens) * page_tokens)
 
-    def _seat(self, join: protocol.FromRank, writer: asyncio.StreamWriter) -> Seat | None:
-        """Raises ValueError for a message that is no ``Join``."""
-        if not isinstance(join, protocol.Join):
-            raise ValueError(f"{type(join).__name__} before Join")
+    def _seat(self, join: protocol.Join, writer: asyncio.StreamWriter) -> Seat | None:
+        """None: it is refused, and knows why."""
         try:
             if join.ranks != self.store.ranks:
                 raise ValueError(f"{join.ranks} ranks, the pool has {self.store.ranks}")
@@ -111,7 +143,7 @@ class MemoryServer:
         elif isinstance(message, protocol.Pin):
             store.pin(seat, message.request, message.pages)
         elif isinstance(message, protocol.Done):
-            store.done(seat, message.request)
+            store.done(seat, message.request, complete=message.complete)
         elif isinstance(message, protocol.Drain):
             store.drain(seat)
             writer.write(protocol.frame(protocol.Drained(message.number)))
@@ -128,12 +160,6 @@ def registry_name(join: protocol.Join) -> str:
             join.checkpoint_pages,
         )
     )  # fmt: skip
-
-
-def _send_descriptor(writer: asyncio.StreamWriter, descriptor: int) -> None:
-    """Before anything is written: what the transport sends comes after it."""
-    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as own:
-        socket.send_fds(own, [b"\0"], [descriptor])
 
 
 _decoder: Final = msgspec.msgpack.Decoder(protocol.FromRank)

@@ -89,9 +89,13 @@ class HostStore:
         """Changes with everything that ``restorable`` depends on."""
         self.restored_bytes = 0
         """Copied to devices or on the way there, over all ranks, since the start."""
+        self.failed_copies = 0
+        """Either way, as the ranks say: what was to be kept is void, what was to be restored is recomputed."""
         self._slabs: dict[tuple[str, int], dict[int, Slabs]] = {}
         """(model, node) → its pages → where they are."""
         self._seats: dict[str, set[Seat]] = {}
+        self._leaving: set[Seat] = set()
+        """Ranks of which nothing more is heard, and whose processes may still be at work on what they were given."""
         self._families: dict[str, tuple[str, int]] = {}
         self._open: dict[str, dict[int, _Checkpoint]] = {}
         self._limbo = 0
@@ -103,18 +107,29 @@ class HostStore:
         seats = self._seats.setdefault(model, set())
         if not 0 <= rank < self.ranks or any(seat.rank == rank for seat in seats):
             raise ValueError(f"rank {rank} of {self.ranks} of {model} is taken or none")
+        seat = Seat(model, rank, -(-page_bytes // self.slab_bytes))
+        if seat.page_slabs > self.pool.total:
+            room, page = (round(count * self.slab_bytes / 2**20, 1) for count in (self.pool.total, seat.page_slabs))
+            raise ValueError(f"the host pool has {room} MiB a rank, and one page of {model} takes {page}: raise host_kv_gib")
         self.registry.register(model, family, checkpoint_pages)
         self._families[model] = (family, checkpoint_pages)
-        seat = Seat(model, rank, -(-page_bytes // self.slab_bytes))
         seats.add(seat)
         return seat
 
     def leave(self, seat: Seat) -> None:
-        """The rank is gone, and its engine with it: what all ranks have said to be there is kept, the rest is void."""
+        """Nothing more is heard of the rank: what all ranks have said to be there is kept, the rest is void.
+
+        Until ``gone`` its process may write where it was told to, and read what was found for it: nobody else gets these slabs.
+        """
         self._seats[seat.model].discard(seat)
+        self._leaving.add(seat)
+        self._close_all(seat.model)
+
+    def gone(self, seat: Seat) -> None:
+        """The process of a rank that has left is no more."""
+        self._leaving.discard(seat)
         self._let_go(seat)
         self._end_grants(seat)
-        self._close_all(seat.model)
 
     def drain(self, seat: Seat) -> None:
         """The rank's copies have ended. When all ranks have come here, the model's checkpoints are closed (the switch barrier)."""
@@ -133,7 +148,7 @@ class HostStore:
 
     def _end_grants(self, seat: Seat) -> None:
         for number in list(seat.grants):
-            self.saved(seat, number, complete=False)
+            self._ended(seat, number, complete=False)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -184,6 +199,10 @@ class HostStore:
 
     def saved(self, seat: Seat, number: int, *, complete: bool) -> None:
         """The rank writes no more of what ``save`` gave it, and has all of it, or is not to be trusted."""
+        self.failed_copies += not complete
+        self._ended(seat, number, complete=complete)
+
+    def _ended(self, seat: Seat, number: int, *, complete: bool) -> None:
         for checkpoint, pages in seat.grants.pop(number, ()):
             checkpoint.writers -= 1
             if checkpoint.closed:
@@ -288,8 +307,9 @@ class HostStore:
             self.restored_bytes += pages * seat.page_slabs * self.slab_bytes
             seat.held[request] = _Held(held.spans, held.reference, self.registry.pin(seat.model, held.spans, held.reference.path[-1][2]))
 
-    def done(self, seat: Seat, request: str) -> None:
-        """It has been copied, or will not be."""
+    def done(self, seat: Seat, request: str, *, complete: bool = True) -> None:
+        """It has been copied, will not be, or could not be (``complete`` is False)."""
+        self.failed_copies += not complete
         held = seat.held.pop(request, None)
         if held is not None:
             if held.pin is not None:
@@ -299,7 +319,7 @@ class HostStore:
     def clear(self) -> None:
         """Forget everything, while no rank restores anything."""
         for model, (family, checkpoint_pages) in self._families.items():
-            for seat in self._seats[model]:
+            for seat in (*self._seats[model], *(left for left in self._leaving if left.model == model)):
                 self._let_go(seat)
             self._close_all(model)
             self.registry.drop(model)
@@ -329,7 +349,7 @@ class HostStore:
             wrong.append(f"{self.pool.total} slabs, but {len(taken)} hold pages, {self._limbo} are in limbo and {self.pool.free} free")
         if len(taken) * self.slab_bytes * self.ranks > self.registry.used_bytes:
             wrong.append(f"{len(taken)} slabs hold pages, the registry counts {self.registry.used_bytes} bytes")
-        idle = not any(seat.grants or seat.held for seats in self._seats.values() for seat in seats)
+        idle = not any(seat.grants or seat.held for seats in (*self._seats.values(), self._leaving) for seat in seats)
         if idle and not any(self._open.values()) and self.registry.held_bytes:
             wrong.append(f"{self.registry.held_bytes} bytes are held by nobody")
         return wrong

@@ -2,7 +2,7 @@
 
 The agent first sends one byte with the descriptor of the pool. Then either side sends frames: a length (4 bytes, big endian) and a
 message in MessagePack. ``number`` ties an answer to its question. Digests are 32 bytes each, page by page; page and slab numbers are
-uint32, little endian. A connection is one rank of one engine; its end is the end of that rank.
+uint32, little endian. A connection is one rank of one engine. When it has ended, the rank does not come back: its engine is started anew.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Join(_Message, frozen=True):
-    """First message of a rank. Everything but ``rank`` and ``pid`` makes pages of one engine comparable with another's."""
+    """First message of a rank. Everything but ``rank`` makes pages of one engine comparable with another's."""
 
-    pid: int
     rank: int
     ranks: int
     model: str
@@ -55,9 +54,10 @@ class Pin(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """It has ended, or will not take place."""
+    """It has ended, or will not take place; not ``complete``: it failed."""
 
     request: str
+    complete: bool = True
 
 
 class Save(_Message, frozen=True):

@@ -22,6 +22,8 @@ SLAB_BYTES = 4096
 """A page of the tiny models takes several."""
 POOL_BYTES = 64 * 2**20
 PATIENCE_S = 240.0
+FIRST_PROMPTS = (40, 70, 100)
+"""Tokens of each session's first prompt."""
 TAGS = {"tags": ["weights", "kv_cache", "cuda_graph"]}
 ARGUMENTS = (
     "--enable-unified-cache-external-linker", "--unified-cache-external-linker-backend", "dynamic",
@@ -44,6 +46,12 @@ class Pooled:
         self.engine, self.server, self.fault = engine, server, fault
         self._http = http
 
+    @property
+    def family(self) -> str:
+        """Of its KV, as its ranks said."""
+        ((family, _),) = self.server.store._families.values()
+        return family
+
     async def generate(self, tokens: list[int], count: int) -> tuple[int, dict[str, Any]]:
         body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}}
         async with self._http.post("/generate", json=body) as answer:
@@ -65,7 +73,7 @@ class Pooled:
     async def converse(self, *, switching: bool, turns: int = 3, seed: int = 5) -> Conversation:
         """Three sessions that grow turn by turn; a switch away and back after each of their turns, if at all."""
         draw = random.Random(seed)
-        sessions = [[draw.randrange(4, 420) for _ in range(40 + 30 * number)] for number in range(3)]
+        sessions = [[draw.randrange(4, 420) for _ in range(tokens)] for tokens in FIRST_PROMPTS]
         talk = Conversation()
         for _ in range(turns):
             for tokens in sessions:

@@ -97,14 +97,15 @@ def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
 
 
 @pytest.mark.full
-def test_sessions_outlive_an_engine_that_is_killed_in_the_middle_of_a_call(
-    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path
+@pytest.mark.parametrize("tp", [1, 2])
+def test_sessions_outlive_an_engine_that_is_killed_in_the_middle_of_a_call_and_of_its_checkpoint(
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int
 ) -> None:
     answers: Answers = {}
     fault = tmp_path / "fault"
 
     async def run() -> None:
-        async with own_agent(cluster(cpu_engine, tiny_models, fault, 1), "g0") as (process, agent):
+        async with own_agent(cluster(cpu_engine, tiny_models, fault, tp), "g0") as (process, agent):
             await process.until("the engines are up", lambda: process.snapshot is not None, 300.0)
             for number in (0, 1, 0, 1):
                 turn = sum(session == number for session, _ in answers)
@@ -112,9 +113,14 @@ def test_sessions_outlive_an_engine_that_is_killed_in_the_middle_of_a_call(
             before = set(process.ended)
             long = asyncio.create_task(long_call(process, answers))
             await running(agent, "qwen3")
+            fault.write_text("stuck")
+            await process.until("a checkpoint that is under way", lambda: any(store_of(agent)._open.values()))
             pid = agent.engines.engines["qwen3"].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
+            await process.until("nothing is kept for the dead", lambda: not store_of(agent).registry.held_bytes)
+            assert store_of(agent).audit() == []
+            fault.write_text("")
             await long
             await run_session(process, 1, answers, range(2, 3))
             survived, other = (process.ended[call] for call in sorted(process.ended.keys() - before))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import socket
 import threading
+import time
 from array import array
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,93 +17,28 @@ from typing import Any
 import pytest
 
 from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.memory import client
 from talaria.gpu.memory.checkpoints import Checkpoints
 from talaria.gpu.memory.client import PoolClient
-from talaria.gpu.memory.cpu import CpuMover, CpuStream, unmap
+from talaria.gpu.memory.cpu import CpuMover
 from talaria.gpu.memory.layout import Buffer, PageLayout
-from talaria.gpu.memory.mover import Copies
-from talaria.gpu.memory.restores import Restores
+from talaria.gpu.memory.mover import CopiesHang
 from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol import memory as protocol
-from talaria.substrate.prefix import page_hashes
-
-SLAB_BYTES = 4096
-PAGE_TOKENS = 4
-ROW_BYTES = 1600
-"""Of a page in each of the two layers: three slabs a page would be two too many."""
-PATIENCE_S = 60.0
-
-
-class Gated(CpuStream):
-    """Copies when it may, and fails when it must."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.opened.set()
-        self.fails = False
-        super().__init__()
-
-    def move(self, copies: Copies) -> None:
-        assert self.opened.wait(PATIENCE_S)
-        if self.fails:
-            raise RuntimeError("no device")
-        super().move(copies)
-
-
-class Rank:
-    """A rank of an engine, as the linker puts it together."""
-
-    def __init__(self, path: Path, *, rank: int = 0, ranks: int = 1, model: str = "m", revision: str = "1") -> None:
-        self.device = [ctypes.create_string_buffer(16 * ROW_BYTES) for _ in range(2)]
-        buffers = [Buffer(layer, ctypes.addressof(memory), ROW_BYTES) for layer, memory in enumerate(self.device)]
-        join = protocol.Join(os.getpid(), rank, ranks, model, revision, "float32", PAGE_TOKENS, 2 * ROW_BYTES, 2, "mha", 0)
-        self.client = PoolClient(str(path), join, lambda *answer: self.checkpoints.granted(*answer))
-        self.address = self.client.pool.map(rank * self.client.partition_bytes, self.client.partition_bytes)
-        layout = PageLayout(buffers, self.client.slab_bytes, self.address)
-        self.saving, self.loading = Gated(), Gated()
-        self.checkpoints = Checkpoints(layout, self.saving, lambda number, complete: self.client.saved(number, complete=complete))
-        self.restores = Restores(layout, self.loading, self.client)
-
-    def fill(self, page: int, value: int) -> None:
-        for memory in self.device:
-            ctypes.memset(ctypes.addressof(memory) + page * ROW_BYTES, value, ROW_BYTES)
-
-    def values(self, page: int) -> set[int]:
-        return {value for memory in self.device for value in memory.raw[page * ROW_BYTES : (page + 1) * ROW_BYTES]}
-
-    def offer(self, digests: list[str], pages: list[int]) -> None:
-        self.checkpoints.offer(pages, (), lambda number: self.client.save(number, digests))
-
-    def flush(self) -> None:
-        self.checkpoints.drain()
-        self.restores.drain()
-        self.client.drain()
-
-    def restore(self, request: str, digests: list[str], pages: list[int]) -> bool:
-        assert self.restores.find(request, digests) == len(pages)
-        self.restores.queue(request, pages)
-        batch = self.restores.start(())
-        self.restores.layers.set_consumer(batch)
-        for layer in range(2):
-            self.restores.layers.wait_until(layer)
-        return self.restores.finish(batch)
-
-    def die(self) -> None:
-        self.client._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.saving.opened.set()
-        self.loading.opened.set()
-        self.checkpoints.close()
-        self.restores.close()
-        self.client.close()
-        unmap(self.address, self.client.partition_bytes)
+from tests.gpu.memory.ranks import PAGE_TOKENS, PATIENCE_S, SLAB_BYTES, Rank, RankProcess, chain, tokens_of
 
 
 class Pool:
     def __init__(self, server: MemoryServer, path: Path) -> None:
         self.server, self.path = server, path
+        self.lost: list[str] = []
         self._ranks: list[Rank] = []
+        self._processes: list[RankProcess] = []
+
+    async def process(self, *how: Any) -> RankProcess:
+        process = await asyncio.to_thread(RankProcess, self.path, *how)
+        self._processes.append(process)
+        return process
 
     async def rank(self, **how: Any) -> Rank:
         rank = await asyncio.to_thread(Rank, self.path, **how)
@@ -115,6 +51,8 @@ class Pool:
                 await asyncio.sleep(0.002)
 
     async def close(self) -> None:
+        for process in self._processes:
+            await asyncio.to_thread(process.kill)
         for rank in self._ranks:
             await asyncio.to_thread(rank.close)
 
@@ -123,7 +61,7 @@ class Pool:
 async def pool(tmp_path: Path, *, slabs: int = 32, ranks: int = 1) -> AsyncIterator[Pool]:
     """Leaves no descriptor and no mapping behind."""
     before = descriptors(), mappings()
-    server = MemoryServer(slabs * SLAB_BYTES * ranks, ranks, SLAB_BYTES)
+    server = MemoryServer(slabs * SLAB_BYTES * ranks, ranks, SLAB_BYTES, lost=lambda model: made.lost.append(model))
     await server.start(tmp_path / "pool")
     made = Pool(server, tmp_path / "pool")
     try:
@@ -141,19 +79,11 @@ def descriptors() -> set[str]:
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             found.add(os.readlink(f"/proc/self/fd/{name}"))
-    return {target for target in found if target.startswith(("socket:", "/memfd:talaria"))}
+    return {target for target in found if target.startswith(("socket:", "/memfd:talaria", "anon_inode:[pidfd]", "pidfd"))}
 
 
 def mappings() -> int:
     return sum("/memfd:talaria-" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def chain(*tokens: int) -> list[str]:
-    return [digest.hex() for digest in page_hashes(tokens, PAGE_TOKENS)]
-
-
-def tokens_of(pages: int, first: int = 0) -> list[int]:
-    return list(range(first, first + pages * PAGE_TOKENS))
 
 
 def test_what_is_offered_comes_back_after_a_flush(tmp_path: Path) -> None:
@@ -288,28 +218,143 @@ def test_a_rank_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_a_rank_that_dies_in_the_middle_takes_only_its_own(tmp_path: Path) -> None:
     async def main() -> None:
         async with pool(tmp_path, ranks=2) as host:
-            first, second = [await host.rank(rank=number, ranks=2) for number in range(2)]
+            dying = [await host.process(number, 2) for number in range(2)]
             other, peer = [await host.rank(rank=number, ranks=2, model="other") for number in range(2)]
-            kept, begun = chain(*tokens_of(1)), chain(*tokens_of(3))
-            for rank in (first, second, other, peer):
-                rank.offer(kept, [0])
-                await host.until(lambda rank=rank: rank.checkpoints.completed())
-            assert await asyncio.to_thread(first.restores.find, "request", kept) == 1
-            second.saving.opened.clear()
-            for rank in (first, second):
-                rank.offer(begun, [0, 1, 2])
-            await host.until(lambda: first.checkpoints.completed() == 2)
-            for rank in (first, second):
-                rank.die()
+            kept, begun = chain(*tokens_of(2)), chain(*tokens_of(4))
+            for rank in (other, peer):
+                rank.offer(kept, [0, 1])
+                await asyncio.to_thread(rank.flush)
+            for command in ("save", "read", "write"):
+                for process in dying:
+                    await asyncio.to_thread(process.tell, command)
+            await host.until(lambda: host.server.store.used_bytes == 6 * 2 * SLAB_BYTES)
+            for process in dying:
+                await asyncio.to_thread(process.kill)
             await host.until(lambda: not host.server.store.registry.held_bytes)
             assert host.server.store.audit() == []
+            assert host.server.store.used_bytes == 4 * 2 * SLAB_BYTES and host.lost == ["m", "m"]
             for rank in (other, peer):
-                assert await asyncio.to_thread(rank.restore, "request", kept, [7])
+                assert await asyncio.to_thread(rank.restore, "request", kept, [7, 8])
             again = [await host.rank(rank=number, ranks=2) for number in range(2)]
             for rank in again:
-                assert await asyncio.to_thread(rank.restores.find, "request", begun) == 1
+                assert await asyncio.to_thread(rank.restores.find, "request", begun) == 2
 
     asyncio.run(main())
+
+
+def test_what_a_rank_that_is_cut_off_still_reads_and_writes_is_nobody_elses(tmp_path: Path) -> None:
+    """It says something that is no message, its connection is closed, and its copies go on."""
+
+    async def main() -> None:
+        async with pool(tmp_path, slabs=12) as host:
+            store, process, other = host.server.store, await host.process(), await host.rank(model="other")
+            for command in ("save", "read", "write"):
+                await asyncio.to_thread(process.tell, command)
+            await host.until(lambda: store.used_bytes == 4 * SLAB_BYTES)
+            await asyncio.to_thread(process.tell, "talk_nonsense")
+            await host.until(lambda: host.lost == ["m"])
+            prompts = [chain(*tokens_of(1, 1000 * number)) for number in range(1, 16)]
+            for number, prompt in enumerate(prompts):
+                other.fill(0, 100 + number)
+                other.offer(prompt, [0])
+                await asyncio.to_thread(other.flush)
+            await asyncio.to_thread(process.tell, "go_on")
+            there = [number for number, prompt in enumerate(prompts) if await asyncio.to_thread(other.restores.find, str(number), prompt)]
+            assert len(there) == 8, "four slabs are not to be had"
+            for number in there:
+                assert await asyncio.to_thread(other.restore, str(number), prompts[number], [1])
+                assert other.values(1) == {100 + number}
+            assert store.registry.held_bytes and store.pool.free == 0
+            await asyncio.to_thread(process.kill)
+            await host.until(lambda: not store.registry.held_bytes)
+            assert store.pool.free == 2
+            again = await host.rank()
+            assert await asyncio.to_thread(again.restore, "request", chain(*tokens_of(2)), [3, 4])
+            assert [again.values(page) for page in (3, 4)] == [{1}, {2}]
+
+    asyncio.run(main())
+
+
+def test_a_flush_ends_with_an_error_where_copies_hang(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pool(tmp_path) as host:
+            rank = await host.rank()
+            digests = chain(*tokens_of(2))
+            rank.offer(digests, [0, 1])
+            await asyncio.to_thread(rank.flush)
+            rank.loading.opened.clear()
+            await asyncio.to_thread(rank.begin, "request", digests, [4, 5])
+            with pytest.raises(CopiesHang, match="from the host"):
+                await asyncio.to_thread(rank.flush, 0.0)
+            rank.saving.opened.clear()
+            rank.offer(chain(*tokens_of(4)), [0, 1, 2, 3])
+            with pytest.raises(CopiesHang, match="1 copies of KV to the host"):
+                await asyncio.to_thread(rank.flush, 0.0)
+            for stream in (rank.loading, rank.saving):
+                stream.opened.set()
+            await asyncio.to_thread(rank.flush)
+            assert await asyncio.to_thread(rank.restore, "request", chain(*tokens_of(4)), [4, 5, 6, 7])
+
+    asyncio.run(main())
+
+
+def test_whatever_goes_wrong_with_one_checkpoint_the_next_ones_are_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pool(tmp_path) as host:
+            rank = await host.rank()
+            copy = rank.saving.copy
+
+            def broken(*_: Any) -> Any:
+                raise LookupError("a bug")
+
+            rank.saving.copy = broken  # type: ignore[method-assign]
+            rank.offer(chain(*tokens_of(1)), [0])
+            await host.until(lambda: rank.checkpoints.completed())
+            assert not rank.checkpoints.pop()
+            rank.saving.copy = copy  # type: ignore[method-assign]
+            rank.offer(chain(*tokens_of(1, 100)), [0])
+            await host.until(lambda: rank.checkpoints.completed())
+            assert rank.checkpoints.pop()
+            assert host.server.store.failed_copies == 1
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_does_not_answer_is_given_up_and_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_ANSWER_S", 0.05)
+    granted: list[tuple[int, bool, str]] = []
+    with socket.socket(socket.AF_UNIX) as listening, open(os.memfd_create("talaria-test")) as file:
+        listening.bind(str(tmp_path / "pool"))
+        listening.listen()
+        listening.settimeout(PATIENCE_S)
+
+        def agent() -> bytes:
+            """Welcomes, and is silent from then on."""
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(PATIENCE_S)
+                socket.send_fds(connection, [b"\0"], [file.fileno()])
+                connection.sendall(protocol.frame(protocol.Welcome(SLAB_BYTES, 1)))
+                heard = b""
+                while more := connection.recv(65536):
+                    heard += more
+                return heard
+
+        with ThreadPoolExecutor() as threads:
+            heard = threads.submit(agent)
+            join = protocol.Join(0, 1, "m", "1", "float32", PAGE_TOKENS, 1, 1, "mha", 0)
+            told = threading.Event()
+
+            def answered(number: int, pages: array[int], slabs: array[int], kept: bool) -> None:
+                granted.append((number, kept, threading.current_thread().name))
+                told.set()
+
+            rank = PoolClient(str(tmp_path / "pool"), join, answered)
+            rank.save(1, chain(*tokens_of(1)))
+            assert rank.find("request", chain(*tokens_of(1))) == (0, array("I"))
+            assert told.wait(PATIENCE_S) and heard.result(PATIENCE_S)
+            rank.close()
+    assert granted == [(1, False, "talaria-pool")]
 
 
 def test_without_an_agent_nothing_is_kept_and_nothing_hangs(tmp_path: Path) -> None:
@@ -317,8 +362,8 @@ def test_without_an_agent_nothing_is_kept_and_nothing_hangs(tmp_path: Path) -> N
         async with pool(tmp_path) as host:
             rank = await host.rank()
             digests = chain(*tokens_of(1))
-            for writer in host.server._connections.values():
-                writer.close()
+            for connection in host.server._connections:
+                connection.cancel()
             await asyncio.to_thread(rank.client._thread.join, PATIENCE_S)
             rank.offer(digests, [0])
             await host.until(lambda: rank.checkpoints.completed())
@@ -350,6 +395,6 @@ def test_granted_pages_beyond_what_was_offered_fail_that_offer_alone() -> None:
     layout = PageLayout([Buffer(0, 0, 8)], 8)
     checkpoints = Checkpoints(layout, CpuMover().stream(), lambda number, complete: told.append((number, complete)))
     checkpoints.offer([0], (), lambda number: checkpoints.granted(number, array("I", [7]), array("I", [0]), True))
-    checkpoints.drain()
+    checkpoints.drain(time.monotonic() + PATIENCE_S)
     checkpoints.close()
     assert told == [(1, False)]

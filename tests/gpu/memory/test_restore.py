@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 
 from talaria.gpu import config
-from tests.gpu.memory.pooled import Pooled, pooled
+from tests.gpu.memory.pooled import FIRST_PROMPTS, Pooled, pooled
 
 PAGE_TOKENS = 16
-LAG_PAGES = 2
-TWO_RANKS = pytest.param(2, marks=pytest.mark.full)
+LAG_PAGES = AGREED_PAGES = 2
+"""As in ``talaria_linkers``."""
 
 
-@pytest.mark.parametrize("tp", [1, TWO_RANKS])
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [("qwen3", 1), *(pytest.param(model, tp, marks=pytest.mark.full) for model, tp in (("qwen3", 2), ("deepseek", 1), ("deepseek", 2)))],
+)
 def test_sessions_resume_with_the_tokens_of_an_engine_that_never_switched(
-    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, model: str, tp: int
 ) -> None:
     async def main() -> None:
-        async with pooled(cpu_engine, tiny_models / "qwen3", tmp_path, tp) as engine:
+        async with pooled(cpu_engine, tiny_models / model, tmp_path, tp) as engine:
+            assert engine.family == ("mla" if model == "deepseek" else "mha")
             calm = await engine.converse(switching=False)
             assert sum(calm.restored_tokens) == 0
             await forget(engine)
@@ -33,6 +37,7 @@ def test_sessions_resume_with_the_tokens_of_an_engine_that_never_switched(
             await a_failed_restore_is_told_and_recomputed(engine)
             if tp > 1:
                 await a_rank_that_knows_less_shortens_the_prefix(engine, calm.outputs, returns)
+                await what_ranks_disagree_on_is_recomputed(engine, calm.outputs)
 
     asyncio.run(main())
     left = [name for name in os.listdir("/dev/shm") if name.startswith("talaria")]
@@ -80,3 +85,17 @@ async def a_rank_that_knows_less_shortens_the_prefix(engine: Pooled, outputs: li
     engine.fault.write_text("")
     assert lagging.outputs == outputs
     assert lagging.restored_tokens[3:] == [tokens - LAG_PAGES * PAGE_TOKENS for tokens in restored]
+
+
+async def what_ranks_disagree_on_is_recomputed(engine: Pooled, outputs: list[list[int]]) -> None:
+    """The published prefix ends where rank 1 hashes differently, or where it lost what it was to save: behind a session's first prefill."""
+    agreed = {"differ": [AGREED_PAGES] * 3, "lost": [tokens // PAGE_TOKENS for tokens in FIRST_PROMPTS]}
+    for fault, pages in agreed.items():
+        await forget(engine)
+        failed = engine.server.store.failed_copies
+        engine.fault.write_text(fault)
+        disagreeing = await engine.converse(switching=True)
+        engine.fault.write_text("")
+        assert disagreeing.outputs == outputs
+        assert disagreeing.restored_tokens[3:] == [count * PAGE_TOKENS for count in pages] * 2
+        assert (engine.server.store.failed_copies > failed) == (fault == "lost")

@@ -22,6 +22,8 @@ SHAPES = {  # of each model: page bytes of the buffers of each layer
     "mla": [[100], [100], [100]],
     "recurrent": [[10, 300]],
 }
+SPACING_PAGES = 2
+"""Of the positions at which the recurrent model's state is saved."""
 DEVICE_PAGES = 64
 
 
@@ -53,7 +55,7 @@ class Rank:
             for memory, size in zip(memories, sizes, strict=True)
         ]
         self.layout = PageLayout(buffers, SLAB, ctypes.addressof(pool))
-        self.seat: Seat = store.join(model, rank, self.layout.page_bytes)
+        self.seat: Seat = store.join(model, rank, self.layout.page_bytes, model, SPACING_PAGES if model == "recurrent" else 0)
         self.stream = CpuStream()
         self.number = 0
 
@@ -143,14 +145,39 @@ def test_a_prefix_comes_back_byte_for_byte(host: Host, model: str) -> None:
         assert rank.restore(host.store, prompt) == 0
     for rank in engine:
         assert rank.save(host.store, prompt)
+    whole = 2 if model == "recurrent" else 3
     for rank in engine:
-        assert rank.restore(host.store, chain("a", "b", "c", "d")) == 3
+        assert rank.restore(host.store, chain("a", "b", "c", "d")) == whole
         assert rank.restore(host.store, chain("a", "b", "x")) == 2
         assert rank.restore(host.store, chain("x", "b", "c")) == 0
-        assert rank.restore(host.store, prompt, from_page=1) == 3
+        assert rank.restore(host.store, prompt, from_page=1) == whole
     assert host.store.used_bytes == 3 * engine[0].seat.page_slabs * SLAB * len(engine)
-    assert host.store.restorable(model, [name_of(digest) for digest in prompt], 0) == 3
+    assert host.store.restorable(model, [name_of(digest) for digest in prompt], 0) == whole
     assert not host.store.registry.held_bytes
+
+
+def test_recurrent_state_is_resumed_where_all_ranks_have_all_of_it_and_nowhere_else(pair: Host) -> None:
+    """At the last position at which it was saved; a copy of it that failed on one rank declines the restore there, and is counted."""
+    first, second = pair.engine("recurrent")
+    store, prompt = pair.store, chain(*"abcdef")
+    for rank in (first, second):
+        rank.save(store, prompt[:2])
+    for rank in (first, second):
+        number, grant = rank.offer(store, prompt, 1.0)
+        rank.write(prompt, grant)
+        store.saved(rank.seat, number, complete=rank is first)
+    for rank in (first, second):
+        store.drain(rank.seat)
+    for rank in (first, second):
+        assert rank.restore(store, prompt) == 2
+        assert rank.restore(store, [*prompt[:1], *chain("x")]) == 0
+    assert store.registry.restore_skips == {"mha": 0, "mla": 0, "recurrent": 2}
+    for rank in (first, second):
+        rank.save(store, prompt[:5])
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 4
+    for rank in (first, second):
+        rank.save(store, prompt)
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 6
 
 
 def test_what_one_rank_has_not_written_is_not_exposed(pair: Host) -> None:
@@ -284,11 +311,52 @@ def test_an_engine_that_dies_leaves_its_pages_and_nothing_else(pair: Host) -> No
     first.write(begun, grant)  # it does not know yet that its peer is gone
     assert all(rank.restore(pair.store, chain("x")) == 1 for rank in other)
     pair.store.leave(first.seat)
+    for rank in (first, second):
+        pair.store.gone(rank.seat)
     assert pair.store.pool.free > free - other[0].seat.page_slabs
     again = pair.engine("mha")
     assert all(rank.restore(pair.store, begun) == 2 for rank in again)
     assert pair.store.audit() == []
     pair.store.saved(first.seat, number, complete=True)
+
+
+def test_what_a_rank_may_still_touch_is_nobody_elses_until_its_process_is_gone(host: Host) -> None:
+    """Its connection is closed, since it said something wrong, and its copies go on."""
+    engine, other = host.engine("mha"), host.engine("mla")
+    store, begun, found, filler = host.store, chain("b1", "b2"), chain("f1", "f2"), [chain(f"x{number}") for number in range(40)]
+    for rank in engine:
+        rank.save(store, found)
+    for rank in engine:
+        assert store.find(rank.seat, "reading", found)[0] == 2
+        store.pin(rank.seat, "reading", 2)
+    slabs = store.find(engine[0].seat, "also reading", found)[1]
+    grants = [rank.offer(store, begun, 1.0)[1] for rank in engine]
+    for rank in engine:
+        store.leave(rank.seat)
+    for prompt in filler:
+        for rank in other:
+            rank.save(store, prompt, 2.0)
+    for rank, grant in zip(engine, grants, strict=True):
+        rank.write(begun, grant)
+    kept = sum(rank.restore(store, prompt) for rank in other for prompt in filler)
+    assert kept >= 5 * len(other), "too little of the other model is there to be overwritten"
+    for number, rank in enumerate(engine):
+        rank.stream.copy(rank.layout.to_device([8, 9], slabs, 0)).wait()
+        whole = [content("mha", rank.rank, digest, rank.layout.page_bytes) for digest in found]
+        half = sum(SHAPES["mha"][0])
+        assert [rank.page(page)[:half] for page in (8, 9)] == [page[:half] for page in whole]
+        assert store.audit() == []
+        store.gone(rank.seat)
+        assert (store.registry.held_bytes == 0) == (number == len(engine) - 1)
+    again = host.engine("mha")
+    assert all(rank.restore(store, begun) == 0 for rank in again)
+
+
+def test_a_pool_smaller_than_a_page_is_refused_at_once() -> None:
+    store = HostStore(4, SLAB, 1)
+    with pytest.raises(ValueError, match="raise host_kv_gib"):
+        store.join("mha", 0, 4 * SLAB + 1)
+    store.join("mha", 0, 4 * SLAB)
 
 
 def test_a_seat_is_taken_once(host: Host) -> None:
@@ -323,6 +391,8 @@ def test_whatever_ranks_do_what_is_restored_is_what_was_computed(seed: int) -> N
     engines = {model: made.engine(model) for model in ("mha", "mla")}
     sessions = {model: [[f"{model}{draw.random()}"] for _ in range(4)] for model in engines}
     late: list[tuple[Rank, int, list[bytes], Grant]] = []
+    dying: list[Rank] = []
+    dead: list[tuple[Rank, list[bytes], Grant]] = []
     restored = 0
     for step in range(400):
         model = draw.choice(list(engines))
@@ -345,6 +415,11 @@ def test_whatever_ranks_do_what_is_restored_is_what_was_computed(seed: int) -> N
             rank, number, mine, grant = late.pop(draw.randrange(len(late)))
             rank.write(mine, grant)
             store.saved(rank.seat, number, complete=True)
+        elif action < 0.75 and dying:
+            rank = dying.pop(draw.randrange(len(dying)))
+            for _, prompt, grant in (item for item in dead if item[0] is rank):
+                rank.write(prompt, grant)
+            store.gone(rank.seat)
         elif action < 0.95:
             prompt = chain(*session)
             ends = {rank.restore(store, prompt) for rank in engine}
@@ -361,10 +436,9 @@ def test_whatever_ranks_do_what_is_restored_is_what_was_computed(seed: int) -> N
             else:
                 first, second = draw.sample(engine, 2)
                 store.leave(first.seat)
-                for rank, _, prompt, grant in mine:
-                    if rank is second:
-                        rank.write(prompt, grant)
+                dead += [(rank, prompt, grant) for rank, _, prompt, grant in mine]  # nobody listens to them any more, and they go on
                 store.leave(second.seat)
+                dying += engine
                 engines[model] = made.engine(model)
         assert store.audit() == []
     assert restored > 50
@@ -374,6 +448,8 @@ def test_whatever_ranks_do_what_is_restored_is_what_was_computed(seed: int) -> N
     for engine in engines.values():
         for rank in engine:
             store.drain(rank.seat)
+    for rank in dying:
+        store.gone(rank.seat)
     assert not store.registry.held_bytes
     next(generator, None)
 

@@ -59,7 +59,7 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
     assert [finding for check in found.values() for finding in check if finding[0] == "fail"] == []
     (_, fits), *_ = [(level, what) for level, what, _ in found["instance group0"] if "tokens of KV" in what]
     assert "54.8 of 183.0 GiB a GPU" in fits and "beside 1 idle models" in fits
-    assert "818.0 GiB of weight images in 2000 GiB" in found["host memory"][0][1]
+    assert "818.0 GiB of weight images in 2000.0 GiB" in found["host memory"][0][1]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"gpus": GPUS[:4]}, "instance group0", "no GPU 4", "has 0, 1, 2, 3"),
         ({}, {"gpus": []}, "instance group0", "no GPU 0", "the driver"),
         ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
-        ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512 GiB", "add memory"),
-        ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "1500.0 GiB of KV in 2000 GiB", "lower host_kv_gib"),
+        ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512.0 GiB", "add memory"),
+        ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "GiB of KV (instances[].host_kv_gib) in", "lower host_kv_gib"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
         ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
     ],
@@ -121,6 +121,29 @@ def test_a_pool_that_does_not_fit_or_is_not_stated_is_worth_a_warning(tmp_path: 
     value["models"]["other"]["kv_tokens"] = tokens
     warned = [text for level, text, _ in findings(value)["instance group0"] if level == "warn"]
     assert len(warned) == (what is not None) and all(what in text and "other" in text for text in warned if what)
+
+
+@pytest.mark.parametrize(
+    ("gib", "level", "what"),
+    [
+        (0.01, "fail", "host_kv_gib keeps 10.2 MiB of KV, less than one page of big (64 tokens, 1.5 MiB a rank)"),
+        (0.1, "ok", "host_kv_gib keeps 102.4 MiB of KV: about 512 tokens"),
+        (500.0, "ok", "host_kv_gib keeps 500.0 GiB of KV: about 2,730,624 tokens"),
+    ],
+)
+def test_how_much_a_host_pool_keeps_is_said_and_less_than_a_page_fails(tmp_path: Path, gib: float, level: str, what: str) -> None:
+    found = findings(document(tmp_path, instances=[{**GROUP, "host_kv_gib": gib}]))
+    ((said, text, _),) = [finding for finding in found["instance group0"] if "host_kv_gib keeps" in finding[1]]
+    assert said == level and what in text
+    memory = found["host memory"][0][1]
+    assert " 0.0 " not in memory and memory.endswith("for the system")
+
+
+def test_a_host_pool_for_models_that_it_cannot_keep_is_worth_a_warning(tmp_path: Path) -> None:
+    value = document(tmp_path, instances=[{**GROUP, "host_kv_gib": 10.0}])
+    for name in value["models"]:
+        value["models"][name]["family"] = "recurrent"
+    assert [text for level, text, _ in findings(value)["instance group0"] if level == "warn" and "none of its models" in text]
 
 
 def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:

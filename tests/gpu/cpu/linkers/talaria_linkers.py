@@ -6,6 +6,8 @@ Slots are reused with their old bytes: without the overwriting, a mover that cop
 from __future__ import annotations
 
 import os
+import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,15 @@ from talaria.gpu.memory.cpu import CpuMover, CpuStream
 from talaria.gpu.memory.mover import Copies, Mover, Stream
 
 LAG_PAGES = 2
+AGREED_PAGES = 2
 
 
 def fault() -> str:
-    """What the test wants to go wrong now: ``idle`` (copies do nothing), ``broken`` (restores fail), ``lag`` (rank 1 knows less)."""
+    """What the test wants to go wrong now.
+
+    ``idle``: copies do nothing. ``broken``: restores fail. ``stuck``: checkpoints do not end. Of rank 1 alone, ``lag``: it finds less;
+    ``differ``: from ``AGREED_PAGES`` on it hashes differently; ``lost``: what it saves behind them is not kept.
+    """
     return Path(os.environ["TALARIA_TEST_FAULT"]).read_text()
 
 
@@ -27,7 +34,8 @@ class _Stream(CpuStream):
         super().__init__()
 
     def move(self, copies: Copies) -> None:
-        now = fault()
+        while (now := fault()) == "stuck" and not self._restores:
+            time.sleep(0.01)
         if now == "broken" and self._restores:
             raise RuntimeError("the test wants it to fail")
         if now != "idle":
@@ -63,3 +71,25 @@ class PoisonedLinker(LaggingLinker):
         pool = next(iter(self.pools.values()))
         for rows in pool.kv_buffer if self._kv.family == "mla" else (*pool.k_buffer, *pool.v_buffer):
             rows.fill_(float("nan"))
+
+    def offers(self, digests: list[str], device_indices: Any) -> None:
+        if fault() == "differ" and self._kv.rank == 1:
+            digests = digests[:AGREED_PAGES] + [digest[::-1] for digest in digests[AGREED_PAGES:]]
+        super().offers(digests, device_indices)
+
+    def _granted(self, number: int, pages: array[int], slabs: array[int], kept: bool) -> None:
+        if fault() == "lost" and self._kv.rank == 1 and pages and pages[0] >= AGREED_PAGES:
+            slabs = slabs[:-1]
+        super()._granted(number, pages, slabs, kept)
+
+
+def _attend_to_latents() -> None:
+    """SGLang's attention for CPUs reads a latent in its absorbed form only: here prefill takes that too, as SGLang has it where it must not
+    depend on the batch."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    AttentionBackendRegistry.register("torch_native", lambda attention, batch: AttnForwardMethod.MLA)
+
+
+_attend_to_latents()
