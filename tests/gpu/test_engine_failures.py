@@ -75,7 +75,8 @@ def test_an_illegal_step_is_a_failed_engine(tmp_path: Path) -> None:
         pass
 
     async def park() -> None:
-        engine._run = SimpleNamespace(control=SimpleNamespace(pause=refuse), end=end)  # type: ignore[assignment]
+        log = tmp_path / "log"  # there is none, or not any more
+        engine._run = SimpleNamespace(control=SimpleNamespace(pause=refuse), end=end, log=log)  # type: ignore[assignment]
         engine.state = EngineState.ACTIVE
         await engine.park()
 

@@ -183,7 +183,7 @@ class Engine:
             self.state = before
             raise
         except BaseException as error:
-            why = f"engine of {self.name!r} is lost between {before.value} and {after.value}: {error!r}"
+            why = f"engine of {self.name!r} is lost between {before.value} and {after.value}: {error!r}; {process.complaint(run.log)}"
             await self.fail(why)
             if isinstance(error, (aiohttp.ClientError, OSError, IllegalStep)):
                 raise EngineFailed(why) from error

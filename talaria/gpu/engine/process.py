@@ -35,8 +35,10 @@ def fresh_log(directory: Path, name: str) -> Path:
 
 
 def complaint(log: Path) -> str:
-    """What our plugin said of the end last, else the last exception in a log, else its last line; and where the log is."""
-    with log.open("rb") as file:
+    """What our plugin said of the end last, else the last exception in a log, else its last line, and where the log is, or was: somebody
+    may have cleared it away."""
+    text = ""
+    with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]

@@ -97,10 +97,11 @@ def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("tp", [1, 2])
-def test_sessions_outlive_an_engine_that_is_killed_in_the_middle_of_a_call_and_of_its_checkpoint(
-    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int
+@pytest.mark.parametrize(("tp", "killed"), [(1, True), (2, True), (1, False)])
+def test_sessions_outlive_an_engine_that_is_lost_in_the_middle_of_a_call_and_of_its_checkpoint(
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int, killed: bool
 ) -> None:
+    """It is killed, or its rank says what is no message, is heard no more, and is still there."""
     answers: Answers = {}
     fault = tmp_path / "fault"
 
@@ -113,11 +114,13 @@ def test_sessions_outlive_an_engine_that_is_killed_in_the_middle_of_a_call_and_o
             before = set(process.ended)
             long = asyncio.create_task(long_call(process, answers))
             await running(agent, "qwen3")
-            fault.write_text("stuck")
-            await process.until("a checkpoint that is under way", lambda: any(store_of(agent)._open.values()))
             pid = agent.engines.engines["qwen3"].pid
             assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            fault.write_text("stuck" if killed else "nonsense")
+            if killed:
+                await process.until("a checkpoint that is under way", lambda: any(store_of(agent)._open.values()))
+                os.kill(pid, signal.SIGKILL)
+            await process.until("the engine's end", lambda: agent.engines.engines["qwen3"].pid != pid)
             await process.until("nothing is kept for the dead", lambda: not store_of(agent).registry.held_bytes)
             assert store_of(agent).audit() == []
             fault.write_text("")

@@ -22,8 +22,9 @@ AGREED_PAGES = 2
 def fault() -> str:
     """What the test wants to go wrong now.
 
-    ``idle``: copies do nothing. ``broken``: restores fail. ``stuck``: checkpoints do not end. Of rank 1 alone, ``lag``: it finds less;
-    ``differ``: from ``AGREED_PAGES`` on it hashes differently; ``lost``: what it saves behind them is not kept.
+    ``idle``: copies do nothing. ``broken``: restores fail. ``stuck``: checkpoints do not end. ``nonsense``: ranks say what is no message.
+    Of rank 1 alone, ``lag``: it finds less; ``differ``: from ``AGREED_PAGES`` on it hashes differently; ``lost``: what it saves behind
+    them is not kept.
     """
     return Path(os.environ["TALARIA_TEST_FAULT"]).read_text()
 
@@ -75,6 +76,8 @@ class PoisonedLinker(LaggingLinker):
     def offers(self, digests: list[str], device_indices: Any) -> None:
         if fault() == "differ" and self._kv.rank == 1:
             digests = digests[:AGREED_PAGES] + [digest[::-1] for digest in digests[AGREED_PAGES:]]
+        if fault() == "nonsense":
+            self._client._socket.sendall(b"\xff\xff\xff\xff")
         super().offers(digests, device_indices)
 
     def _granted(self, number: int, pages: array[int], slabs: array[int], kept: bool) -> None:
