@@ -69,6 +69,7 @@ def host_lines(process: AgentProcess) -> int:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("tp", [1, 2])
 def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
     cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int
@@ -97,6 +98,7 @@ def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("tp", "killed"), [(1, True), (2, True), (1, False)])
 def test_sessions_outlive_an_engine_that_is_lost_in_the_middle_of_a_call_and_of_its_checkpoint(
     cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, tp: int, killed: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ LAG_PAGES = AGREED_PAGES = 2
 """As in ``talaria_linkers``."""
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("model", "tp"),
     [("qwen3", 1), *(pytest.param(model, tp, marks=pytest.mark.full) for model, tp in (("qwen3", 2), ("deepseek", 1), ("deepseek", 2)))],
@@ -40,8 +40,6 @@ def test_sessions_resume_with_the_tokens_of_an_engine_that_never_switched(
                 await what_ranks_disagree_on_is_recomputed(engine, calm.outputs)
 
     asyncio.run(main())
-    left = [name for name in os.listdir("/dev/shm") if name.startswith("talaria")]
-    assert not left
 
 
 async def forget(engine: Pooled) -> None:
