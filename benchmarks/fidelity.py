@@ -1,9 +1,10 @@
 """How far the simulator is from real engines: profile, replay, simulate and validate on one machine, with tiny models on the CPU.
 
-    TALARIA_ENGINE_PYTHON=PYTHON python -m benchmarks.fidelity [--out DIR] [--sessions 24] [--repetitions 3]
+    TALARIA_ENGINE_PYTHON=PYTHON python -m benchmarks.fidelity [--out DIR] [--sessions 24] [--repetitions 3] [--staged]
 
 Everything goes through the console programs, as a user would do it on GPUs. The bar: the simulated median SCT is within the larger
-of 15 % and twice the spread of the real repetitions. To be run on an otherwise idle machine.
+of 15 % and twice the spread of the real repetitions. With ``--staged`` the models share an arena, one's weights are staged beside the
+other's calls, so slowly that not every switch finds them all, and KV is kept on the host. To be run on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ WORK = {
 """Agent sessions in small: what a core prefills and decodes in seconds."""
 
 
-def cluster(python: str, models: Path, logs: Path) -> dict[str, Any]:
+MEMORY = {"host_kv_gib": 0.25, "arena": {"managed_gib": 0.02, "chunk_kib": 16, "staging_gib_s": 0.004}}
+"""A model's weights take most of a second."""
+
+
+def cluster(python: str, models: Path, logs: Path, *, staged: bool) -> dict[str, Any]:
     return {
         "schema": "talaria.cluster/1",
         "name": "cpu-pair",
         "models": {name: {"path": str(models / name), "kv_tokens": 20_000} for name in MODELS},
-        "instances": [{"name": "g0", "models": list(MODELS), "max_running": 16}],
+        "instances": [{"name": "g0", "models": list(MODELS), "max_running": 16, **(MEMORY if staged else {})}],
         "engine": {
             "python": python, "arguments": ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"],
             "environment": ENVIRONMENT, "page_tokens": 16, "start_timeout_s": 300.0, "log_dir": str(logs),
@@ -50,13 +55,14 @@ def cluster(python: str, models: Path, logs: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def prepare(directory: Path, python: str, sessions: int) -> None:
+def prepare(directory: Path, python: str, sessions: int, *, staged: bool = False) -> None:
     """``cluster.yaml`` and ``trace.jsonl`` in ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     models = directory / "models"
     if not models.exists():
         subprocess.run([python, str(CPU / "models.py"), str(models)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster(python, models.resolve(), (directory / "logs").resolve())))
+    document = cluster(python, models.resolve(), (directory / "logs").resolve(), staged=staged)
+    (directory / "cluster.yaml").write_text(yaml.safe_dump(document))
     workload = open_workload({**WORK, "sessions": sessions}, 1)
     write_trace(directory / "trace.jsonl", TraceHeader("small-agents"), workload.sessions())
 
@@ -92,13 +98,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("fidelity"))
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--staged", action="store_true")
     asked = parser.parse_args()
-    prepare(asked.out, os.environ.get("TALARIA_ENGINE_PYTHON", sys.executable), asked.sessions)
+    prepare(asked.out, os.environ.get("TALARIA_ENGINE_PYTHON", sys.executable), asked.sessions, staged=asked.staged)
     found = fidelity(asked.out, asked.repetitions)
     rows = {row["metric"]: row for row in found["metrics"]}
     for name in ("sct_p50_s", "sct_p95_s", "ttft_p50_s", "return_ttft_p50_s", "tpot_p50_s", "switch_p50_s", "kv_device", "sp_admitted"):
         row = rows[name]
         print(f"{name:20} simulated {row['simulated']} measured {row['measured']} spread {row['spread']} error {row['error_share']}")
+    if (mix := found["switches"]) is not None:
+        for path, measured in mix["measured"].items():
+            print(f"switches, {path:10} simulated {mix['simulated'][path]:.1%} measured {measured:.1%}")
+        print(f"{mix['difference']:.1%} of switches differ")
     sessions, bar = found["sessions"], found["bar"]
     print(f"per session: mean absolute error {sessions['mae_s']:.3f} s ({sessions['mae_share']:.1%}), p95 {sessions['p95_s']:.3f} s")
     print(f"decisions: {found['decisions']['count']} replayed, {found['decisions']['differences']} differences")

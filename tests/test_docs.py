@@ -55,7 +55,8 @@ def test_every_field_of_a_scenario_is_described() -> None:
 
 
 CLUSTER_MODELS = (
-    cluster.ClusterConfig, cluster.Gateway, cluster.Key, cluster.Limits, cluster.Model, cluster.Instance, cluster.Engine, cluster.Policy,
+    cluster.ClusterConfig, cluster.Gateway, cluster.Key, cluster.Limits, cluster.Model, cluster.Instance, cluster.Arena, cluster.Engine,
+    cluster.Policy,
 )  # fmt: skip
 
 

@@ -20,6 +20,9 @@ SHORTEN: Final = "talaria: shorten"
 """Message of an abort that ``hooks.stop`` takes for its own."""
 LOAD_FAILED: Final = "External KV cache load failed"
 """How SGLang ends a request whose prefix a linker could not bring back."""
+WEIGHTS: Final = "weights"
+KV_CACHE: Final = "kv_cache"
+"""Kinds of memory that a release gives back."""
 _INPUT_MARGIN_TOKENS: Final = 5
 """What SGLang keeps of its longest request for output (``TpModelWorker.get_worker_info``)."""
 
@@ -42,6 +45,12 @@ ENCODE = "sglang.srt.entrypoints.openai.parallel_prompt_encode.parallel_prompt_e
 CREATE = _SCHEDULER + "_create_generation_req"
 ABORT = _SCHEDULER + "abort_request"
 PAUSED = _SCHEDULER + "_record_scheduler_state_for_paused_engine"
+PAUSE = _SCHEDULER + "pause_generation"
+CONTINUE = _SCHEDULER + "continue_generation"
+_UPDATER = _MANAGERS + "scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+RELEASE = _UPDATER + "release_memory_occupation"
+RESUME = _UPDATER + "resume_memory_occupation"
+KV_ROOM = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes"
 GRAMMAR = _GRAMMARS + "process_req_with_grammar"
 GRAMMARS_READY = _GRAMMARS + "get_ready_grammar_requests"
 _PENALTIES = "sglang.srt.sampling.penaltylib."
@@ -54,6 +63,8 @@ OFFLOAD_NODE = _WRAPPER + "._offload_node"
 START_LOADS = _WRAPPER + ".start_layer_wise_loading"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _KV_POOLS = "sglang.srt.mem_cache.memory_pool."
+_ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
+SCHEDULER_MADE = _SCHEDULER + "__init__"
 INTERNAL_STATE = _MANAGERS + "scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 _CALLED: Final[dict[str, tuple[str, ...]]] = {
@@ -71,11 +82,27 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     ABORT: ("self", "recv_req"),
     _SCHEDULER + "collect_inflight_reqs": ("self",),
     PAUSED: ("self",),
+    PAUSE: ("self", "recv_req"),
+    CONTINUE: ("self", "recv_req"),
+    RELEASE: ("self", "recv_req"),
+    RESUME: ("self", "recv_req"),
+    KV_ROOM: ("self", "pre_model_load_memory"),
     GRAMMAR: ("self", "req"),
     GRAMMARS_READY: ("self",),
     PENALTIES: ("self", "vocab_size", "batch", "penalizers"),
     INTERNAL_STATE: ("self", "recv_req"),
     OFFLOAD_NODE: ("self", "node_id", "transfers"),
+    SCHEDULER_MADE: ("self", "server_args", "port_args"),
+    _ALLOCATOR + ".clear": ("self",),
+    _ALLOCATOR + ".available_size": ("self",),
+    _ALLOCATOR + ".get_all_free_pages": ("self",),
+    _ALLOCATOR + ".alloc": ("self", "need_size"),
+    _ALLOCATOR + ".alloc_extend": (
+        "self", "prefix_lens", "prefix_lens_cpu", "seq_lens", "seq_lens_cpu", "last_loc", "extend_num_tokens", "num_new_pages",
+    ),
+    _ALLOCATOR + ".alloc_decode": ("self", "seq_lens", "seq_lens_cpu", "last_loc"),
+    _ALLOCATOR + "._release_page_ids": ("self", "page_ids"),
+    "sglang.srt.utils.common.get_num_new_pages": ("seq_lens", "page_size", "prefix_lens", "decode"),
     START_LOADS: ("self",),
     _LINKER + ".record_offload_ready": ("self",),
     _CACHE + ".get_prefix_hash_values": ("self", "node_id"),
@@ -102,6 +129,7 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     "sglang.srt.entrypoints.openai.parallel_prompt_encode._plan_for": ("tokenizer",),
     "sglang.srt.entrypoints.openai.parallel_prompt_encode._added_spans": ("text", "pattern", "npattern"),
     "sglang.srt.runtime_context.get_serving": (),
+    "sglang.srt.runtime_context.get_parallel": (),
     "sglang.srt.utils.common.kill_process_tree": ("parent_pid",),
 }  # fmt: skip
 """Functions that are hooked or called, with their first parameters."""
@@ -145,8 +173,15 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     _MESSAGES.rstrip("."): ("openai_serving_chat",),
     _WRAPPER: ("cache", "cache_linker", "hit_markers"),
     _CACHE: ("tree_core",),
-    _KV_POOLS + "MHATokenToKVPool": ("k_buffer", "v_buffer", "kv_cache_layout", "store_dtype", "dtype"),
-    _KV_POOLS + "MLATokenToKVPool": ("kv_buffer", "store_dtype", "dtype"),
+    _ALLOCATOR: ("num_pages", "page_size", "device", "free_pages", "staged_pages", "free_group", "free_page_ids_group"),
+    _KV_POOLS + "MHATokenToKVPool": (
+        "k_buffer", "v_buffer", "kv_cache_layout", "store_dtype", "dtype", "size", "page_size", "layer_num", "_kv_buffer_shapes",
+        "_create_buffers_normal",
+    ),
+    _KV_POOLS + "MLATokenToKVPool": (
+        "kv_buffer", "store_dtype", "dtype", "size", "page_size", "layer_num", "kv_cache_dim", "_create_buffers",
+    ),
+    "sglang.srt.platforms.interface.SRTPlatform": ("post_load_model", "get_kv_pool_cls", "get_paged_allocator_cls"),
     "sglang.srt.mem_cache.cache_init_params.CacheInitParams": ("token_to_kv_pool_allocator", "page_size", "tp_cache_group"),
     "sglang.srt.mem_cache.hicache_storage.PoolTransfer": ("keys", "device_indices"),
 }  # fmt: skip
@@ -423,3 +458,40 @@ def _row_bytes(rows: Any) -> int:
     if not rows[0].is_contiguous() or nbytes != rows[0].numel() * rows.element_size():
         raise ValueError("the rows of the KV pool do not follow each other")
     return int(nbytes)
+
+
+def paged_allocator() -> type:
+    """SGLang's allocator of KV pages, to derive from."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    return PagedTokenToKVPoolAllocator  # type: ignore[no-any-return]
+
+
+def new_pages(page_tokens: int, seq_lens: Any, prefix_lens: Any = None) -> int:
+    """Pages that an extension from ``prefix_lens`` to ``seq_lens`` takes; without ``prefix_lens``, a decode step."""
+    from sglang.srt.utils import get_num_new_pages
+
+    decode = prefix_lens is None
+    return int(get_num_new_pages(seq_lens=seq_lens, page_size=page_tokens, prefix_lens=prefix_lens, decode=decode))
+
+
+def platform(device: Literal["cpu", "cuda"]) -> Any:
+    """The class of SGLang's own platform for a device."""
+    from sglang.srt.platforms.cpu import CpuSRTPlatform
+    from sglang.srt.platforms.cuda import CudaSRTPlatform
+
+    return CpuSRTPlatform if device == "cpu" else CudaSRTPlatform
+
+
+def kv_pool_class(family: Literal["mha", "mla"]) -> Any:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    return MHATokenToKVPool if family == "mha" else MLATokenToKVPool
+
+
+def tp_rank() -> tuple[int, int]:
+    """Of this process, and how many there are."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return int(parallel.tp_rank), int(parallel.tp_size)

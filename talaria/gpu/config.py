@@ -55,6 +55,10 @@ def _alias(text: str) -> str:
 LEAST_POOL_GIB = 0.001
 KEPT_FAMILIES = ("mha", "mla")
 """Whose KV a host pool takes."""
+MOST_CHUNKS = 16_384
+"""Of an arena: each is an open file in the agent."""
+GPU_CHUNK_KIB = 2048
+"""What a GPU can map."""
 Url = Annotated[Name, AfterValidator(_url)]
 Alias = Annotated[Name, AfterValidator(_alias)]
 
@@ -140,6 +144,33 @@ class Model(_Strict):
     environment: Variables = Field(default_factory=dict)
 
 
+class Arena(_Strict):
+    """Device memory that all models of an instance share: the active one's weights and KV, with the next one's weights in free KV."""
+
+    managed_gib: Annotated[float, Field(gt=0, le=2**20)]
+    """On each rank, for weights and KV. While a model loads, its weights are once more beside it."""
+    chunk_kib: Annotated[int, Field(ge=4, le=2**21, multiple_of=4)] = 16 * 1024
+    """What is mapped and staged as a whole."""
+    staging_gib_s: Annotated[float, Field(gt=0)] | None = None
+    """How fast a rank copies the next one's weights at the most; none: as the profile says on GPUs, without limit on the CPU."""
+    check: bool = False
+    """At every switch compare the weights with their host image, and fill free KV with what is no number: slow, to find faults."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.chunk_kib * 1024
+
+    @property
+    def chunks(self) -> int:
+        return int(self.managed_gib * 2**30) // self.chunk_bytes
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not 2 <= self.chunks <= MOST_CHUNKS:
+            raise ValueError(f"managed_gib of 2 to {MOST_CHUNKS} chunks, not {self.chunks}")
+        return self
+
+
 class Instance(_Strict):
     """One TP group: engines started by an agent on this host, or, with ``url``, by one on another."""
 
@@ -154,6 +185,8 @@ class Instance(_Strict):
     max_running: Count = 256
     host_kv_gib: Annotated[float, Field(ge=0, le=2**20)] = 0.0
     """Host memory in GiB that keeps KV of all its models over switches; 0: none does."""
+    arena: Arena | None = None
+    """Shared memory of its models' weights and KV; None: each engine has its own, which SGLang gives back and copies again."""
     host: Name = "127.0.0.1"
     port: Port = 0
     """Where its agent listens; 0: any free port, for agents that this gateway starts itself."""
@@ -176,6 +209,8 @@ class Instance(_Strict):
             raise ValueError("each model and each GPU once")
         if 0 < self.host_kv_gib < LEAST_POOL_GIB * self.tp:
             raise ValueError(f"host_kv_gib of 0, or {LEAST_POOL_GIB} and more for each of the {self.tp} ranks")
+        if self.arena is not None and self.gpus and self.arena.chunk_kib % GPU_CHUNK_KIB:
+            raise ValueError(f"arena.chunk_kib in multiples of {GPU_CHUNK_KIB} on GPUs")
         if self.url is not None and self.key is None:
             raise ValueError("a key beside url")
         return self
@@ -227,6 +262,8 @@ def check(value: Any, where: str) -> ClusterConfig:
         for model in instance.models:
             if model not in config.models:
                 raise unknown_name("model", model, config.models, where=f"{where}: instances[{index}].models")
+            if instance.arena is not None:
+                _check_arena(model, config.models[model], f"{where}: instances[{index}].arena")
     for alias, model in [*gateway.aliases.items(), *([("default_model", gateway.default_model)] if gateway.default_model else [])]:
         if model not in config.models:
             raise unknown_name("model", model, config.models, where=f"{where}: gateway: {alias}")
@@ -245,6 +282,13 @@ def check(value: Any, where: str) -> ClusterConfig:
             fix="add gateway.keys",
         )  # fmt: skip
     return config
+
+
+def _check_arena(name: str, model: Model, where: str) -> None:
+    if model.kv_tokens is None:
+        raise InputError(f"model {name!r} states no kv_tokens", where=where, fix="add kv_tokens: its KV has to fit into the arena")
+    if model.family == "recurrent":
+        raise InputError(f"model {name!r} is recurrent", where=where, allowed="models of family mha or mla")
 
 
 def _check_once(kind: str, found: Sequence[str | int], where: str) -> None:

@@ -16,7 +16,8 @@ REASONS = (
 )  # fmt: skip
 """Why a call went where it went."""
 PATHS = ("d2d", "partial", "h2d", "open")
-PHASES = ("switch", "P", "D1", "SP", "D", "Dfin", "linger")
+PHASES = ("switch", "P", "D1", "SP", "D", "Dfin", "linger", "staging")
+"""Of slots; the last one goes on beside them, and belongs to the model that is staged."""
 
 FLAG_RETURN = 1  # a continuation
 FLAG_RESIDENCY_HIT = 2  # its model was active, staged or resident on the chosen instance at placement

@@ -17,7 +17,7 @@ from talaria.report.record import NO_INSTANCE, NO_MODEL, OUTCOMES, PATHS, PHASES
 
 Event = dict[str, Any]
 
-INSTANCE_LANES = ("rounds", "switches", "slots", "phases")
+INSTANCE_LANES = ("rounds", "switches", "slots", "phases", "staging")
 SESSIONS_PID = 1
 """Process of all session lanes; instances follow. Viewers give process 0 a meaning of their own."""
 
@@ -40,8 +40,9 @@ def trace_events(record: RunRecord) -> Iterator[Event]:
     yield from _slots(record)
     if record.phases is not None:
         for instance, model, phase, started_s, ended_s in _rows(record.phases):
-            args = {"model": record.models[model]}
-            yield _slice(_pid(instance), "phases", PHASES[phase], started_s, ended_s, args)
+            name, of = PHASES[phase], record.models[model]
+            lane = name if name in INSTANCE_LANES else "phases"
+            yield _slice(_pid(instance), lane, of if lane == name else name, started_s, ended_s, {"model": of})
     if record.hbm_samples is not None:
         for instance, time_s, weights, kv, staged in _rows(record.hbm_samples):
             used = {"weights": weights / 2**30, "KV": kv / 2**30, "staged": staged / 2**30}

@@ -46,6 +46,10 @@ class PagePool:
                 return top
             top = lower
 
+    def free_extents(self) -> list[Extent]:
+        """Where ``free_pages`` are, in order."""
+        return list(self._free)
+
     def stays_below(self, page: int, pages: int) -> bool:
         """Whether an allocation of ``pages`` is possible now and would take none from ``page`` on."""
         return self._free.has_below(page, pages)

@@ -49,6 +49,7 @@ class AgentWorld:
     """An ``AgentInstance`` and the gateway's part: prompts of calls, leases, and who was told what."""
 
     names = MODELS
+    staging = False
 
     def __init__(self, setup: Setup) -> None:
         self.models = self.names[: setup.models]
@@ -68,7 +69,7 @@ class AgentWorld:
         profile = load_profile("paper-tp8")
         timing = {name: profile.timing(profiled) for name, profiled in zip(self.models, MODELS, strict=False)}
         capabilities = Capabilities(
-            hot=setup.hot, session_prefill=setup.session_prefill, hkvr=False, staging=False, inflight_kv="recompute",
+            hot=setup.hot, session_prefill=setup.session_prefill, hkvr=False, staging=self.staging, inflight_kv="recompute",
             max_resident_models=setup.max_resident_models,
         )  # fmt: skip
         sizes = Sizes(dict.fromkeys(self.models, 10**11), 8 * profile.hardware.hbm_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,16 @@ def tiny_models(engine_python: str, tmp_path_factory: pytest.TempPathFactory) ->
     )
     assert made.returncode == 0, made.stderr
     return directory
+
+
+@pytest.fixture(scope="session")
+def large_model(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A float32 model of 200 MB and more."""
+    directory = tmp_path_factory.mktemp("models")
+    made = subprocess.run([engine_python, str(CPU / "models.py"), str(directory), "--large"], capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    yield directory / "large"
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")

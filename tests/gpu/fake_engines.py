@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from talaria.gpu.agent.host import HostKv
+from talaria.gpu.agent.host import HostKv, Staged
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.switch import SwitchTimes
 from talaria.gpu.kv.hashes import PageChain
@@ -145,6 +145,7 @@ class FakeEngines:
         for name in opened:
             self.engines[name].residency = Residency.PARKED
         self.engines[opened[0]].residency = Residency.ACTIVE
+        self.progress = Staged()
         self.failing: asyncio.Future[None] | None = None
         self.killed: list[str] = []
         self.refused: dict[str, str] = {}
@@ -204,12 +205,22 @@ class FakeEngines:
     def send(self, model: str, message: ToEngine) -> None:
         self.engines[model].take(message)
 
+    def stage(self, model: str, share: float) -> None:
+        self.progress = Staged(model)
+
+    def unstage(self) -> None:
+        self.progress = Staged()
+
+    def staged(self) -> Staged:
+        return self.progress
+
     def kill(self, model: str, why: str) -> None:
         self.killed.append(model)
         self.crash(model)
 
     async def switch(self, source: str | None, target: str) -> SwitchTimes:
         opens = self.engines[target].residency is Residency.ABSENT
+        self.progress = Staged()
         timing, started_s = self._timing[target], asyncio.get_running_loop().time()
         duration_s = timing.open_s if opens else timing.h2d_switch_s
         if source is not None:

@@ -31,6 +31,12 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     return document
 
 
+def arena(document: dict[str, Any], **values: float) -> None:
+    for model in document["models"].values():
+        model.update(kv_tokens=1000)
+    document["instances"][0].update(arena=values)
+
+
 WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an instance twice": lambda d: d["instances"].append(d["instances"][0]),
     "a model twice in an instance": lambda d: d["instances"][0].update(models=["m", "m"]),
@@ -47,9 +53,22 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a number beyond all measure": lambda d: d["instances"][0].update(max_running=10**30),
     "a host pool without room for a page": lambda d: d["instances"][0].update(host_kv_gib=1e-6),
     "a host pool beyond all measure": lambda d: d["instances"][0].update(host_kv_gib=1e9),
+    "an arena of less than two chunks": lambda d: arena(d, managed_gib=0.02),
+    "an arena of no end of chunks": lambda d: arena(d, managed_gib=100, chunk_kib=2048),
+    "chunks that no GPU can map": lambda d: arena(d, managed_gib=1, chunk_kib=1024),
+    "chunks that are no whole pages": lambda d: arena(d, managed_gib=1, chunk_kib=5),
+    "an arena whose models take what they find": lambda d: d["instances"][0].update(arena={"managed_gib": 1}),
+    "an arena with a recurrent model": lambda d: [arena(d, managed_gib=1), d["models"]["m"].update(family="recurrent")],
+    "an arena that stages nothing": lambda d: arena(d, managed_gib=1, staging_gib_s=0),
     "an environment that no process can have": lambda d: d["models"]["m"].update(environment={"A=B": "c"}),
     "an argument that no process can have": lambda d: d["models"]["m"].update(arguments=["a\0b"]),
 }
+
+
+def test_an_arena_is_so_many_chunks() -> None:
+    instance = config.check(changed(lambda d: arena(d, managed_gib=1.01, chunk_kib=4096)), "cluster.yaml").instances[0]
+    assert instance.arena is not None
+    assert (instance.arena.chunks, instance.arena.chunk_bytes) == (258, 4 * 2**20)
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)

@@ -11,6 +11,7 @@ import pytest
 
 from talaria.gpu import config
 from talaria.gpu.engine.command import Place, command, environment, free_port
+from talaria.gpu.protocol.arena import SOCKET_VARIABLE as ARENA_VARIABLE
 from talaria.gpu.protocol.engine import MODEL_VARIABLE, SOCKET_VARIABLE
 from talaria.gpu.protocol.memory import SOCKET_VARIABLE as POOL_VARIABLE
 
@@ -51,6 +52,14 @@ def test_memory_is_saved_only_where_there_is_a_gpu(place: Place) -> None:
     on_gpu = options(command("big", MODEL, GPUS, SETTINGS, place))
     assert on_gpu.keys() - on_cpu.keys() == {"--enable-memory-saver", "--enable-weights-cpu-backup", "--cuda-graph-backend-prefill"}
     assert on_gpu["--tp-size"] == "2"
+
+
+def test_in_an_arena_sglang_copies_no_weights_to_the_host(place: Place) -> None:
+    shared = replace(place, arena=Path("/run/arena"))
+    own, given = (options(command("big", MODEL, GPUS, SETTINGS, start)) for start in (place, shared))
+    assert own.keys() - given.keys() == {"--enable-weights-cpu-backup"} and not given.keys() - own.keys()
+    assert environment("big", MODEL, GPUS, SETTINGS, shared, Path("/run/hold"))[ARENA_VARIABLE] == "/run/arena"
+    assert ARENA_VARIABLE not in environment("big", MODEL, GPUS, SETTINGS, place, Path("/run/hold"))
 
 
 def test_only_an_engine_with_a_pool_keeps_kv_on_the_host(place: Place) -> None:

@@ -36,8 +36,8 @@ def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_every_instance_has_lanes_for_rounds_switches_slots_and_phases() -> None:
-    assert lane_names(small_record())[:8] == ["rounds", "switches", "slots", "phases"] * 2
+def test_every_instance_has_lanes_for_rounds_switches_slots_phases_and_staging() -> None:
+    assert lane_names(small_record())[:10] == ["rounds", "switches", "slots", "phases", "staging"] * 2
 
 
 def test_a_completed_call_is_queued_then_prefilled_then_decoded() -> None:
@@ -77,7 +77,7 @@ def test_overlapping_calls_of_one_line_lie_in_lanes_beside_each_other() -> None:
     record = empty_record()
     for enqueued_s in (0.0, 1.0, 6.0):
         add_call(record, 0, 0, enqueued_s, 1.0, 4.0)
-    assert lane_names(record)[8:] == ["session 0", "session 0 (2)"]
+    assert lane_names(record)[10:] == ["session 0", "session 0 (2)"]
 
 
 def test_memory_is_a_counter_in_gib() -> None:

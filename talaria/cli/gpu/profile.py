@@ -37,7 +37,7 @@ def profile(
     cluster: ClusterArgument, out: OutOption, url: UrlOption = None, base: BaseOption = None, max_tokens: TokensOption = 65536,
     repeats: RepeatsOption = 3, json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Measure prefill, decode, re-entry and switches of an idle cluster, and write a profile and a scenario that simulates it."""
+    """Measure prefill, decode, re-entry, restores, staging and switches of an idle cluster, and write a profile and its scenario."""
     for value, option, least in ((max_tokens, "--max-tokens", 256), (repeats, "--repeats", 1)):
         if value < least:
             raise InputError(f"{value} is too few", where=option, allowed=f"{least} or more")
@@ -79,10 +79,12 @@ async def _measure(endpoint: Endpoint, cluster: ClusterConfig, max_tokens: int, 
     import aiohttp
 
     from talaria.cli.console import progress
-    from talaria.gpu.profiling.measure import measure
+    from talaria.gpu.profiling.measure import Group, measure
     from talaria.gpu.run.client import Client
 
-    together = [item.models for item in cluster.instances if item.pool == "cold"]
+    groups = [
+        Group(item.models, keeps=item.host_kv_bytes > 0, stages=item.arena is not None) for item in cluster.instances if item.pool == "cold"
+    ]
     running = min(item.max_running for item in cluster.instances)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
         client = Client(http, endpoint)
@@ -92,7 +94,7 @@ async def _measure(endpoint: Endpoint, cluster: ClusterConfig, max_tokens: int, 
             raise InputError(f"does not serve {missing[0]!r}", where=endpoint.url, allowed=", ".join(served))
         with progress("measuring", None) as advance:
             return await measure(
-                client, served, together, running, max_tokens, repeats, advance, lambda total: note(f"{total} measurements")
+                client, served, groups, running, max_tokens, repeats, advance, lambda total: note(f"{total} measurements")
             )  # fmt: skip
 
 

@@ -122,17 +122,20 @@ def _cases(
     names = (config or saved.config or own.config or "talaria",) if configs is None else parse_names(
         configs, list(known.CONFIGS), kind="config", where="--configs"
     )  # fmt: skip
-    found: dict[tuple[str, bool], str] = {}
+    stages = cluster is not None and any(item.arena is not None for item in cluster.instances)
+    found: dict[tuple[str, bool, bool], str] = {}
     cases = []
     for name in names:
         chosen = known.get(name)
-        same = found.setdefault((chosen.router, chosen.session_prefill), name)
+        same = found.setdefault((chosen.router, chosen.session_prefill, stages and chosen.staging), name)
         if same != name:
             raise InputError(
-                f"{same} and {name} are the same on engines without a host KV registry and staging", where="--configs",
-                allowed="configurations that differ in router or session-prefill", fix="leave one of them out",
+                f"{same} and {name} are the same on these engines", where="--configs",
+                allowed="configurations that differ in router or session-prefill, or in staging where instances have an arena",
+                fix="leave one of them out",
             )  # fmt: skip
-        knobs = with_values(Knobs(), {**own.knobs, **chosen.knobs, **saved.knobs, **settings})
+        staging = {} if chosen.staging else {"stage_rate": 0.0}
+        knobs = with_values(Knobs(), {**own.knobs, **chosen.knobs, **saved.knobs, **settings, **staging})
         cases.append(Case(name, chosen.router, chosen.session_prefill, knobs, out if len(names) == 1 else None))
     return cases
 

@@ -59,6 +59,9 @@ def _show(document: dict[str, Any]) -> None:
         for name, term in document["terms"].items()
     ]
     show_rows(("term of Eq. 1, s", "predicted", "happened", "bias", "mean absolute", "furthest off in calls"), rows)
+    if (mix := document["switches"]) is not None:
+        rows = [[path, *(f"{mix[which][path]:.1%}" for which in ("simulated", "measured"))] for path in mix["measured"]]
+        show_rows(("switches by path", "simulated", "measured"), rows, title=f"{mix['difference']:.1%} of switches differ")
     decisions, bar = document["decisions"], document["bar"]
     typer.echo(f"{decisions['count']} decisions replayed, {decisions['differences']} differences")
     verdict = "within" if bar["passed"] else "NOT within"

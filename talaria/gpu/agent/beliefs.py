@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Final
 
@@ -38,11 +39,22 @@ def knobs_of(policy: Policy) -> Knobs:
 
 
 def capabilities_of(config: ClusterConfig, instance: Instance) -> Capabilities:
-    """What an instance can do. Without a host pool, KV does not outlive its model's slot."""
+    """What an instance can do. Without a host pool, KV does not outlive its model's slot; only in an arena it can be staged into."""
+    hot = instance.pool == "hot"
     return Capabilities(
-        hot=instance.pool == "hot", session_prefill=config.policy.session_prefill, hkvr=instance.host_kv_bytes > 0, staging=False,
-        inflight_kv="recompute", max_running=instance.max_running, max_resident_models=instance.max_resident_models,
+        hot=hot, session_prefill=config.policy.session_prefill, hkvr=instance.host_kv_bytes > 0,
+        staging=instance.arena is not None and not hot, inflight_kv="recompute", max_running=instance.max_running,
+        max_resident_models=instance.max_resident_models,
     )  # fmt: skip
+
+
+def staging_rate(config: ClusterConfig, instance: Instance) -> float:
+    """Bytes a second that a rank may copy beside what it serves; without limit where nobody says. Raises InputError."""
+    if instance.arena is not None and instance.arena.staging_gib_s is not None:
+        return instance.arena.staging_gib_s * 2**30
+    if config.policy.profile is None or not instance.gpus:
+        return math.inf
+    return load_profile(config.policy.profile, where="policy.profile").hardware.staging_bytes_per_s
 
 
 def timing_of(config: ClusterConfig, instance: Instance) -> tuple[dict[str, Timing], Sizes]:

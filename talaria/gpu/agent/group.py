@@ -10,7 +10,7 @@ from typing import Protocol
 from talaria.gpu.agent.alarm import Alarm
 from talaria.gpu.agent.calls import AgentCall
 from talaria.gpu.agent.decode import DecodeClock
-from talaria.gpu.agent.host import Engines, Host, Sizes
+from talaria.gpu.agent.host import Engines, Host, Sizes, Staged
 from talaria.gpu.agent.leases import Leases
 from talaria.gpu.agent.memory import PrefixMemory
 from talaria.gpu.engine.errors import EngineFailed
@@ -65,6 +65,8 @@ class Group:
         self._switch: tuple[str | None, str] | None = None
         """(source, target) of the switch or open under way."""
         self._switch_task: asyncio.Task[None] | None = None
+        self._staging: tuple[str, float] | None = None
+        """What is being staged, since when."""
         self._closing: list[str] = []
         self._shutting: set[asyncio.Task[None]] = set()
         """Parked engines that an administrator has closed, while they end."""
@@ -110,6 +112,7 @@ class Group:
             self.switch_to(model)
 
     def switch_to(self, target: str) -> None:
+        self._end_staging()
         source = self._calls.view.active
         assert not any(run.granted for run in self._calls.runs.values()), "a switch met a busy engine"
         if source is not None:
@@ -151,12 +154,42 @@ class Group:
         self._post_waiting(target)
         self._host.switched(
             Switched(
-                source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path, coverage=0.0, dirty=0.0,
-                d2d_bytes=0, h2d_bytes=self._sizes.weight_bytes[target],
+                source=source, target=target, started_s=started_s, phases_s=times.phases_s, path=times.path,
+                coverage=times.coverage, dirty=times.dirty, d2d_bytes=times.d2d_bytes,
+                h2d_bytes=self._sizes.weight_bytes[target] if times.h2d_bytes is None else times.h2d_bytes,
+                staging_bytes_per_s=times.staging_bytes_per_s,
             )
         )  # fmt: skip
         self._calls.happened(SwitchDone(target, times.phases_s, times.path))
         self._host.slot_opened()
+
+    def stage(self, model: str, share: float) -> None:
+        """Of the parked models only this one is staged from now on (SPEC §5.6)."""
+        self._end_staging()
+        self._staging = model, self._calls.clock()
+        self._engines.stage(model, share)
+        self._calls.view.models[model].residency = Residency.STAGED
+
+    def unstage(self, model: str) -> None:
+        self._end_staging()
+        self._engines.unstage()
+        view = self._calls.view.models[model]
+        view.coverage = 0.0
+        if view.residency is Residency.STAGED:
+            view.residency = Residency.PARKED
+
+    def _end_staging(self) -> None:
+        """For timelines."""
+        if self._staging is not None:
+            (model, since_s), self._staging = self._staging, None
+            self._host.phase("staging", model, since_s, self._calls.clock())
+
+    def staged(self) -> Staged:
+        """As it is now, and so that the scheduler's switch estimates rest on it (SPEC §4.2)."""
+        staged = self._engines.staged()
+        if staged.target:
+            self._calls.view.models[staged.target].coverage = staged.coverage
+        return staged
 
     def show_residency(self) -> None:
         """The models as their engines stand now."""

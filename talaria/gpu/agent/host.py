@@ -35,6 +35,22 @@ class HostKv(NamedTuple):
     failed_copies: int = 0
 
 
+class Staged(NamedTuple):
+    """Of the active model's KV, over all ranks, in bytes: what holds weights of the next one, and what has room for more (SPEC §5.3)."""
+
+    target: str = ""
+    """Empty: nothing is staged."""
+    coverage: float = 0.0
+    """Share of its weights, on the rank that has least."""
+    weight_bytes: int = 0
+    clean_bytes: int = 0
+    dirty_bytes: int = 0
+    """Staged once and overwritten by KV since."""
+    slack_bytes: int = 0
+    bytes_per_s: float = 0.0
+    """At which a rank has copied so far; 0: nothing yet."""
+
+
 class Engines(Protocol):
     """The engines of one group, one per model, of which at most one is active."""
 
@@ -68,6 +84,15 @@ class Engines(Protocol):
         """Empty the host's pool, while no engine copies anything."""
 
     def send(self, model: str, message: ToEngine) -> None: ...
+
+    def stage(self, model: str, share: float) -> None:
+        """The active engine brings the weights of ``model`` to its device beside what it does, at a share of the rate that is allowed."""
+
+    def unstage(self) -> None:
+        """And lets go of them."""
+
+    def staged(self) -> Staged:
+        """How far that is. A switch ends it."""
 
     def kill(self, model: str, why: str) -> None:
         """It does not answer any more; its death is then reported like any other."""

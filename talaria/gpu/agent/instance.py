@@ -16,9 +16,10 @@ from talaria.gpu.agent.alarm import Alarm
 from talaria.gpu.agent.calls import AgentCall, Client
 from talaria.gpu.agent.decode import DecodeClock
 from talaria.gpu.agent.group import MOST_ATTEMPTS, Group
-from talaria.gpu.agent.host import Engines, Host, Sizes
+from talaria.gpu.agent.host import Engines, Host, Sizes, Staged
 from talaria.gpu.agent.leases import Leases
 from talaria.gpu.agent.memory import PrefixMemory
+from talaria.gpu.agent.phases import PhaseWatch
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress, call_number
@@ -41,9 +42,11 @@ from talaria.policy.instance import (
     Resume,
     RoundSummary,
     SegmentEnded,
+    Stage,
     Stop,
     Switch,
     Tick,
+    Unstage,
     Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
@@ -70,9 +73,8 @@ class AgentInstance:
         self.id = name
         self.runs: dict[int, AgentCall] = {}
         """Calls that have not had their last word, by id."""
-        self.changed = True
-        """Since the last snapshot, made at ``published_s``."""
         self.published_s = 0.0
+        self._changed, self._staged_shown = True, Staged()  # since the last snapshot, and in it
         self._engines = engines
         self._beliefs = beliefs
         self._sizes = sizes
@@ -92,10 +94,8 @@ class AgentInstance:
 
     def _begin(self, knobs: Knobs, capabilities: Capabilities) -> None:
         """A fresh scheduler and empty books, over the engines as they are."""
-        self.capabilities = capabilities
-        self.knobs = knobs
-        self.rounds = 0
-        self.deadline_risk = 0
+        self.capabilities, self.knobs = capabilities, knobs
+        self.rounds = self.deadline_risk = 0
         self.seen = SeenSubmissions()
         self.view = EngineView(capabilities, {name: ModelView(timing, Residency.ABSENT) for name, timing in self._beliefs.items()})
         self.view.hbm_capacity_bytes = self._sizes.hbm_capacity_bytes
@@ -103,7 +103,7 @@ class AgentInstance:
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
         self.decode = DecodeClock()
         self.memory = PrefixMemory(self._engines, self.view, self.runs, self.limits)
-        self._phase: tuple[str, float, str | None] = ("idle", self.clock(), None)
+        self._phases = PhaseWatch(self._host, self.clock())
         self.group.forget_wishes()
         self.group.show_residency()
 
@@ -125,6 +125,11 @@ class AgentInstance:
     def healthy(self) -> bool:
         return self.view.healthy
 
+    @property
+    def changed(self) -> bool:
+        """Since the last snapshot, which was made at ``published_s``."""
+        return self._changed or self.group.staged() != self._staged_shown
+
     def lease_changed(self, key: LineKey, expires_s: float | None) -> None:
         self.leases.changed(key, expires_s)
 
@@ -139,28 +144,29 @@ class AgentInstance:
     def snapshot(self) -> InstanceSnapshot:
         now_s = self.clock()
         self.memory.doubt_lines()
+        staged = self._staged_shown = self.group.staged()
         self._version += 1
         slots, round_left_s, load_s = self._scheduler.outlook(self.view, now_s)
         models = {name: self._model_snapshot(name, model, *slots[name]) for name, model in self.view.models.items()}
-        self.changed = False
+        self._changed = False
         self.published_s = now_s
-        weights = self._sizes.weight_bytes
-        used_bytes = 0 if self.view.active is None else weights[self.view.active]
+        used_bytes = 0 if self.view.active is None else self._sizes.weight_bytes[self.view.active]
         return InstanceSnapshot(
             instance=self.id, version=self._version, time_s=now_s, seen_seq=self.seen.last, healthy=self.view.healthy,
             capabilities=self.capabilities, models=models, lines=self.memory.lines.states(), round_left_s=round_left_s,
             round_load_s=load_s, deadline_risk=self.deadline_risk, hbm_used_bytes=used_bytes,
-            hbm_capacity_bytes=self._sizes.hbm_capacity_bytes, slack_bytes=0, host_kv_bytes=self.memory.host_kv().used,
+            hbm_capacity_bytes=self._sizes.hbm_capacity_bytes, slack_bytes=staged.slack_bytes, host_kv_bytes=self.memory.host_kv().used,
             host_weight_bytes=self._sizes.host_weight_bytes,
         )  # fmt: skip
 
     def _model_snapshot(self, name: str, model: ModelView, next_slot_s: float, queued_work_s: float) -> ModelSnapshot:
         timing, active = model.timing, name == self.view.active
         absent = model.residency is Residency.ABSENT
-        activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(0.0)
+        coverage = 1.0 if active else model.coverage
+        activate_s = 0.0 if active else timing.open_s if absent else timing.switch_s(coverage)
         free_tokens = 0 if absent else self.memory.free_tokens(name) if active else self.limits[name].kv_tokens
         return ModelSnapshot(
-            model.residency, float(active), len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
+            model.residency, coverage, len(model.waiting), len(model.running) + len(model.held), queued_work_s, next_slot_s,
             activate_s, free_tokens, self._sizes.weight_bytes[name], timing,
         )  # fmt: skip
 
@@ -171,11 +177,12 @@ class AgentInstance:
         if self._stepping:
             self._inbox.append(event)
             return
-        self._stepping = self.changed = True
+        self._stepping = self._changed = True
         view, now_s = self.view, self.clock()
         try:
             while True:
                 self.memory.refresh_view()
+                self.group.staged()
                 commands = self._scheduler.step(event, view, now_s)
                 self._host.stepped(event, view, now_s, commands)
                 until_s = None
@@ -185,24 +192,13 @@ class AgentInstance:
                     else:
                         self._execute(command)
                 self.alarm.set(until_s)
-                self._watch_phase()
+                self._phases.see(self._scheduler.phase(self.view), self.group.target or self.view.active, self.clock())
                 if not self._inbox:
                     break
                 event = self._inbox.popleft()
         finally:
             self._stepping = False
         self.group.do_asked()
-
-    def _watch_phase(self) -> None:
-        """Tell the host of each phase when it is over, for the timeline."""
-        phase = self._scheduler.phase(self.view)
-        before, since_s, of = self._phase
-        if phase == before:
-            return
-        now_s = self.clock()
-        if before != "idle" and of is not None:
-            self._host.phase(before, of, since_s, now_s)
-        self._phase = (phase, now_s, self.group.target or self.view.active)
 
     def _execute(self, command: Command) -> None:
         if type(command) is Admit:
@@ -219,6 +215,10 @@ class AgentInstance:
             self.group.open(command.model)
         elif type(command) is Report:
             self._report(command.round)
+        elif type(command) is Stage:
+            self.group.stage(command.model, command.rate)
+        elif type(command) is Unstage:
+            self.group.unstage(command.model)
         elif type(command) is Stop:
             for call_id in command.call_ids:
                 self._stop(call_id)
@@ -276,11 +276,10 @@ class AgentInstance:
 
     def _give_up(self, run: AgentCall, why: str) -> None:
         """The call fails for good, and its client knows."""
-        if self._take_out(run):
-            self.leave(run, "failed", why)
+        known = self._take_out(run)
+        self.leave(run, "failed", why)
+        if known:
             self.happened(Rejected(run.id, why, final=True))
-        else:
-            self.leave(run, "failed", why)
 
     def _admit(self, run: AgentCall, grant: int, *, by_sp: bool) -> None:
         model = self.view.models[run.model]

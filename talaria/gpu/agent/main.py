@@ -20,13 +20,14 @@ import uvloop
 
 from talaria.errors import InputError, unknown_name
 from talaria.gpu import config
-from talaria.gpu.agent.beliefs import capabilities_of, knobs_of, timing_of
+from talaria.gpu.agent.beliefs import capabilities_of, knobs_of, staging_rate, timing_of
 from talaria.gpu.agent.instance import AgentInstance
 from talaria.gpu.agent.server import AgentServer, listening
 from talaria.gpu.agent.telemetry import Outbox, Telemetry
 from talaria.gpu.engine.errors import EngineFailed
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.engine.supervisor import Supervisor
+from talaria.gpu.memory.arenas import Arenas
 from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol.agent import KEY_VARIABLE, now_s
 from talaria.gpu.protocol.engine import FromEngine
@@ -53,7 +54,12 @@ class Agent:
         self._holds = HoldServer(self._heard, self._lost)
         models = {name: cluster.models[name] for name in instance.models}
         self._memory = MemoryServer(instance.host_kv_bytes, instance.tp, lost=self._lost) if instance.host_kv_bytes else None
-        self.engines = Supervisor(models, instance, cluster.engine, self._holds, self._died, memory=self._memory)
+        arena = instance.arena
+        self.arenas = None if arena is None else Arenas(instance.tp, arena.chunks, arena.chunk_bytes, check=arena.check)
+        self.engines = Supervisor(
+            models, instance, cluster.engine, self._holds, self._died, memory=self._memory, arenas=self.arenas,
+            staging_bytes_per_s=staging_rate(cluster, instance),
+        )  # fmt: skip
         self._instance: AgentInstance | None = None
 
     async def serve(self, stop: asyncio.Event, on_port: Callable[[int], None]) -> None:
@@ -67,6 +73,9 @@ class Agent:
             if self._memory is not None:
                 await self._memory.start(directory / "memory")
                 stack.push_async_callback(self._memory.stop)
+            if self.arenas is not None:
+                await self.arenas.start(directory / "arena")
+                stack.push_async_callback(self.arenas.stop)
             stack.push_async_callback(self.engines.stop)
             server = AgentServer(calls, self.engines.url, self._key, self._outbox, self._telemetry)
             on_port(await stack.enter_async_context(listening(server, self._config.host, self._config.port)))

@@ -35,14 +35,27 @@ class _Instance(Collector):
         yield CounterMetricFamily("talaria_agent_host_kv_evicted_pages", "Pages of KV that made room on the host.", host.evicted_pages)
         failed = "Copies of KV to and from the host that failed, rank by rank."
         yield CounterMetricFamily("talaria_agent_host_kv_failed_copies", failed, host.failed_copies)
+        staged = instance.group.staged()
+        yield GaugeMetricFamily("talaria_agent_staging_coverage", "Share of the next model's weights on the devices.", staged.coverage)
+        yield GaugeMetricFamily("talaria_agent_staging_clean_bytes", "Of these weights, over all ranks.", staged.clean_bytes)
+        yield GaugeMetricFamily("talaria_agent_staging_dirty_bytes", "Of these weights, what KV has overwritten.", staged.dirty_bytes)
+        yield GaugeMetricFamily("talaria_agent_staging_slack_bytes", "Free KV that has room for more of them.", staged.slack_bytes)
+        target = GaugeMetricFamily("talaria_agent_staging_target", "Whether the model is being staged.", labels=("model",))
+        for name in instance.view.models:
+            target.add_metric((name,), float(name == staged.target))
+        yield target
         ended = CounterMetricFamily("talaria_agent_calls_ended", "Calls that have ended.", labels=("outcome",))
         for outcome, count in self._telemetry.calls.items():
             ended.add_metric((outcome,), count)
         yield ended
         switches = CounterMetricFamily("talaria_agent_switches", "Switches and opens.", labels=("path",))
+        moved = CounterMetricFamily("talaria_agent_switch_bytes", "Weights moved, by the rank that moved most.", labels=("way",))
         for path, count in self._telemetry.switches.items():
             switches.add_metric((path,), count)
+        for way, nbytes in self._telemetry.moved_bytes.items():
+            moved.add_metric((way,), nbytes)
         yield switches
+        yield moved
 
 
 def exposition(instance: AgentInstance | None, telemetry: Telemetry) -> bytes:

@@ -75,6 +75,8 @@ class Telemetry:
         """Ended calls by outcome."""
         self.switches: Counter[str] = Counter()
         """By path."""
+        self.moved_bytes: Counter[str] = Counter()
+        """Of weights at switches: ``d2d`` on the device, ``h2d`` from the host."""
         self._outbox = outbox
         self._writer = SnapshotWriter()
         self._clock = clock
@@ -91,6 +93,7 @@ class Telemetry:
 
     def switched(self, switch: wire.Switched) -> None:
         self.switches[switch.path] += 1
+        self.moved_bytes.update(d2d=switch.d2d_bytes, h2d=switch.h2d_bytes)
         self._outbox.send(switch)
 
     def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None:

@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 
 from talaria.gpu.memory.arena import Arena, Window
 from talaria.gpu.memory.cpu import CpuMover, MemoryFile, unmap
+from talaria.gpu.memory.gather import Image
 from talaria.gpu.memory.layout import Buffer, PageLayout
 from talaria.gpu.memory.mover import Copies, Mover, Stream
 from talaria.gpu.memory.server import SLAB_BYTES
-from talaria.gpu.memory.stager import Image, KvRegion, Stager
+from talaria.gpu.memory.stager import KvRegion, Stager
 
 GIB: Final = 2**30
 MARKS: Final = {"d2d": 0.8, "h2d": 0.85}
 """Shares of the device's own rates that copies should reach."""
 KV_LAYERS: Final = 32
+GRANULES: Final = 256
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,40 @@ class Check:
             raise WrongBytes("the window has moved")
         self.compare("weights after parking", window.address, self.images[0].words)
 
+    def granules(self) -> None:
+        """What mapping costs by the piece, in the smallest pieces there are, beside copying as much."""
+        size = self.mover.granule_bytes
+        arena = Arena(self.mover, GRANULES, size)
+        window = arena.window()
+        nbytes = GRANULES * size
+        began_s = time.perf_counter()
+        arena.show(window, range(GRANULES))
+        mapped_s = time.perf_counter() - began_s
+        for _ in range(2):  # warm the second time
+            _, copied_s = self.timed(lambda: self.copy(window.address, window.address + nbytes // 2, nbytes // 2))
+        began_s = time.perf_counter()
+        arena.hide(window)
+        unmapped_s = time.perf_counter() - began_s
+        arena.close()
+        what = f"pieces of {size // 1024} KiB"
+        self.lines.append(
+            f"{what:<44} map {mapped_s / GRANULES * 1e6:.1f} µs, unmap {unmapped_s / GRANULES * 1e6:.1f} µs, "
+            f"copy {2 * copied_s / GRANULES * 1e6:.1f} µs each"
+        )
+
+    def registrations(self) -> None:
+        """The same host memory made known to the device in two mappings, as by two engines."""
+        file = MemoryFile.make("talaria-check", self.weight_bytes)
+        addresses = [file.map(0, self.weight_bytes) for _ in range(2)]
+        file.close()
+        for what, address in zip(("register host memory", "register it in another mapping"), addresses, strict=True):
+            began_s = time.perf_counter()
+            self.mover.pin(address, self.weight_bytes)
+            self.tell(what, self.weight_bytes, time.perf_counter() - began_s)
+        for address in addresses:
+            self.mover.unpin(address)
+            unmap(address, self.weight_bytes)
+
     def _hide(self, window: Window) -> int:
         self.arena.hide(window)
         return window.nbytes
@@ -218,7 +254,7 @@ class Check:
         peak = "h2d" if not gathered.d2d_bytes else "" if gathered.h2d_bytes else "d2d"
         self.lines.append(f"{f'switch, {what}: map':<44} {target.nbytes / 2**20:10.1f} MiB {(mapped_s - began_s) * 1e3:10.2f} ms")
         if moved:
-            self.tell(f"switch, {what}: {gathered.plan.path}", moved, ended_s - mapped_s, peak)
+            self.tell(f"switch, {what}: {gathered.path}", moved, ended_s - mapped_s, peak)
         if gathered.d2d_bytes + gathered.h2d_bytes != self.weight_bytes:
             raise WrongBytes(f"switch, {what}: {gathered.d2d_bytes} + {gathered.h2d_bytes} bytes")
         self.compare(f"weights after the switch, {what}", target.address, image.words)
@@ -278,8 +314,10 @@ def main() -> int:
     try:
         check.peak()
         check.addresses()
+        check.granules()
         if not on_cpu:
             check_graphs(check)
+            check.registrations()
         check.host_kv()
         check.switches()
     except WrongBytes as error:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from talaria.gpu import config
+from talaria.gpu.protocol import arena, memory
 from talaria.gpu.protocol import engine as protocol
-from talaria.gpu.protocol import memory
 
 _PORTS: Final = range(20000, 32768)
 """Below the ports that outgoing connections get: a server binds its port only once its model is loaded."""
@@ -30,6 +30,8 @@ class Place:
     admin_key: str
     pool: Path | None = None
     """Socket of the instance's host pool; None: the engine keeps nothing there."""
+    arena: Path | None = None
+    """Socket of the instance's arena; None: the engine's memory is its own."""
 
     @property
     def url(self) -> str:
@@ -87,7 +89,9 @@ def command(name: str, model: config.Model, instance: config.Instance, settings:
         ]  # fmt: skip
     options += ["--enable-cache-report", "--enable-metrics", "--sleep-on-idle"]
     if instance.gpus:  # a graph of prefill cannot be given back and restored
-        options += ["--enable-memory-saver", "--enable-weights-cpu-backup", "--cuda-graph-backend-prefill", "disabled"]
+        options += ["--enable-memory-saver", "--cuda-graph-backend-prefill", "disabled"]
+        if place.arena is None:
+            options.append("--enable-weights-cpu-backup")
     return [settings.python or sys.executable, "-m", "sglang.launch_server", *options, *settings.arguments, *model.arguments]
 
 
@@ -106,6 +110,8 @@ def environment(
     }
     if place.pool is not None:
         needed[memory.SOCKET_VARIABLE] = str(place.pool)
+    if place.arena is not None:
+        needed[arena.SOCKET_VARIABLE] = str(place.arena)
     if instance.gpus:
         needed |= {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

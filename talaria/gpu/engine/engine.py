@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -26,9 +26,12 @@ from talaria.gpu.engine.guard import TAGS, IllegalStep
 from talaria.gpu.engine.holds import HoldServer
 from talaria.gpu.kv.events import KvEvents
 from talaria.gpu.kv.mirror import KvMirror
+from talaria.gpu.memory.arenas import Arenas, RankTimes
 from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol.engine import ABI, Hello
 
+_RECORDS_S: Final = 30.0
+"""Ranks that say nothing of a switch for so long do not work."""
 _READY_POLL_S: Final = 0.2
 """SGLang's server tells nobody when it is ready: it can only be asked."""
 
@@ -46,22 +49,29 @@ class EngineState(Enum):
     """No process, and not by our wish."""
 
 
+class Activated(NamedTuple):
+    phases_s: tuple[float, float, float, float]
+    """Weights, KV pool, graphs, and going on, between answers of its server."""
+    ranks: tuple[RankTimes, ...] = ()
+    """What the ranks of an arena say themselves."""
+
+
 class Engine:
     """Start, park and activate it from one task at a time; ``stop`` and ``fail`` may come in between.
 
     ``on_down(model, why)`` is called when its processes have ended though nobody stopped it, but not for a start that fails. ``memory``
-    is the host pool that keeps its KV, if one does.
+    is the host pool that keeps its KV, ``arenas`` has the device memory that it shares, if there are any.
     """
 
     def __init__(
         self, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer,
-        on_down: Callable[[str, str], None], memory: MemoryServer | None = None,
+        on_down: Callable[[str, str], None], memory: MemoryServer | None = None, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.state = EngineState.ABSENT
         self.mirror = KvMirror(settings.page_tokens)
         self._model, self._instance, self._settings, self._holds, self._on_down = model, instance, settings, holds, on_down
-        self._memory = memory
+        self._memory, self._arenas = memory, arenas
         self._run: _Run | None = None
         self._hello: Hello | None = None
 
@@ -102,7 +112,8 @@ class Engine:
     async def _begin(self) -> Hello:
         """Its processes, and what the plugin in them says. Raises EngineFailed, OSError."""
         pool = None if self._memory is None else self._memory.path
-        run = self._run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, pool, self.mirror)
+        arena = None if self._arenas is None else self._arenas.path
+        run = self._run = await _Run.begin(self.name, self._model, self._instance, self._settings, self._holds, pool, arena, self.mirror)
         if self.state is EngineState.STARTING:
             hello = await run.up(self.name, self._holds, self._settings.start_timeout_s)
             if self._run is run:
@@ -147,8 +158,8 @@ class Engine:
             raise
         self.mirror.flushed()
 
-    async def activate(self) -> tuple[float, float, float, float]:
-        """From parked to active. Returns seconds for weights, KV pool, graphs, and going on. Raises EngineFailed, and it is failed."""
+    async def activate(self) -> Activated:
+        """From parked to active. Raises EngineFailed, and it is failed."""
         self._expect(EngineState.PARKED)
         times_s = [time.monotonic()]
         async with self._switching(EngineState.ACTIVE) as control:
@@ -157,8 +168,9 @@ class Engine:
                 times_s.append(time.monotonic())
             await control.go_on()
             times_s.append(time.monotonic())
+            ranks = await asyncio.wait_for(self._arenas.switched(self.name), _RECORDS_S) if self._arenas is not None else []
         weights_s, pool_s, graphs_s, publish_s = (after - before for before, after in itertools.pairwise(times_s))
-        return weights_s, pool_s, graphs_s, publish_s
+        return Activated((weights_s, pool_s, graphs_s, publish_s), tuple(ranks))
 
     @contextlib.asynccontextmanager
     async def _switching(self, after: EngineState) -> AsyncIterator[Control]:
@@ -218,13 +230,13 @@ class _Run:
     @classmethod
     async def begin(
         cls, name: str, model: config.Model, instance: config.Instance, settings: config.Engine, holds: HoldServer, pool: Path | None,
-        mirror: KvMirror,
+        arena: Path | None, mirror: KvMirror,
     ) -> _Run:  # fmt: skip
         """Spawn the processes. Raises OSError."""
         if Path(model.path).is_absolute() and not Path(model.path).is_dir():  # SGLang would take it for a name on a hub
             raise FileNotFoundError(f"no model at {model.path}")
         assert holds.path is not None, "the hold server listens before any engine starts"
-        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24), pool)
+        place = command.Place(command.free_port(), Path(tempfile.mkdtemp(prefix="talaria-")), secrets.token_hex(24), pool, arena)
         try:
             log = process.fresh_log(Path(settings.log_dir), f"{instance.name}-{quote(name, safe='')}")
             words = command.command(name, model, instance, settings, place)

@@ -18,6 +18,8 @@ from talaria.gpu.engine import warden
 _KEPT_LOGS: Final = 5
 _TAIL_BYTES: Final = 64 * 1024
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+_OURS: Final = "talaria: "
+"""Begins the last line of a process that our plugin ends."""
 
 
 def fresh_log(directory: Path, name: str) -> Path:
@@ -33,14 +35,16 @@ def fresh_log(directory: Path, name: str) -> Path:
 
 
 def complaint(log: Path) -> str:
-    """The last exception in a log, else its last line, and where the log is, or was: somebody may have cleared it away."""
+    """What our plugin said of the end last, else the last exception in a log, else its last line, and where the log is, or was: somebody
+    may have cleared it away."""
     text = ""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     exceptions = [line for line in lines if _EXCEPTION.match(line)]
-    return "; ".join([*(exceptions or lines)[-1:], f"see {log}"])
+    ours = [line for line in lines if line.startswith(_OURS)]
+    return "; ".join([*(ours or exceptions or lines)[-1:], f"see {log}"])
 
 
 def mask(log: Path, secret: str) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from talaria.gpu import config
-from talaria.gpu.agent.host import HostKv
+from talaria.gpu.agent.host import HostKv, Staged
 from talaria.gpu.engine.backoff import Backoff, BackoffPolicy
 from talaria.gpu.engine.engine import Engine, EngineState
 from talaria.gpu.engine.errors import Busy, EngineFailed, SwitchFailed
 from talaria.gpu.engine.holds import HoldServer
+from talaria.gpu.engine.staging import Progress
 from talaria.gpu.engine.switch import SwitchTimes, switch
 from talaria.gpu.kv.hashes import PageChain
+from talaria.gpu.memory.arenas import Arenas
 from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol.engine import Hello, ToEngine
 from talaria.policy.snapshot import Residency
@@ -33,20 +37,27 @@ class Supervisor:
     """Implements ``agent.host.Engines``. ``on_down(model, why)``: an engine has died, and nothing of it is left.
 
     Nothing is started behind the slot scheduler's back, since a start needs the whole group: a dead model is absent, and opened again
-    when the scheduler says so, but not before its back-off has passed. ``memory`` keeps KV over switches.
+    when the scheduler says so, but not before its back-off has passed. ``memory`` keeps KV over switches, ``arenas``
+    have the device memory that all models share.
     """
 
     def __init__(
         self, models: Mapping[str, config.Model], instance: config.Instance, settings: config.Engine, holds: HoldServer,
         on_down: Callable[[str, str], None], policy: BackoffPolicy = _POLICY, memory: MemoryServer | None = None,
+        arenas: Arenas | None = None, staging_bytes_per_s: float = math.inf,
     ) -> None:  # fmt: skip
         self.engines = {
             name: Engine(
-                name, models[name], instance, settings, holds, self._died, memory if models[name].family in config.KEPT_FAMILIES else None
+                name, models[name], instance, settings, holds, self._died, memory if models[name].family in config.KEPT_FAMILIES else None,
+                arenas,
             )
             for name in instance.models
-        }
-        self._memory = memory
+        }  # fmt: skip
+        self._memory, self._arenas = memory, arenas
+        self._staging = Progress(instance.tp)
+        self._staging_bytes_per_s = staging_bytes_per_s
+        if arenas is not None:
+            arenas.on_staged = self._staging.heard
         self._most = instance.max_resident_models
         self._holds = holds
         self._on_down = on_down
@@ -126,6 +137,24 @@ class Supervisor:
     def send(self, model: str, message: ToEngine) -> None:
         self._holds.send(model, message)
 
+    def stage(self, model: str, share: float) -> None:
+        active = self._active()
+        if self._arenas is not None and active is not None:
+            self._staging.begin(active, model)
+            self._arenas.stage(active, model, share * self._staging_bytes_per_s)
+
+    def unstage(self) -> None:
+        active = self._active()
+        if self._arenas is not None and active is not None:
+            self._staging.begin(active, "")
+            self._arenas.stage(active, "", 0.0)
+
+    def staged(self) -> Staged:
+        return self._staging.figures(self._active())
+
+    def _active(self) -> str | None:
+        return next((name for name, engine in self.engines.items() if engine.state is EngineState.ACTIVE), None)
+
     async def switch(self, source: str | None, target: str) -> SwitchTimes:
         """As ``engine.switch``, but a source that is still busy is given a few seconds, and a target in its back-off is refused before
         anything is touched. Raises SwitchFailed."""
@@ -135,7 +164,10 @@ class Supervisor:
         while True:
             try:
                 attempt = switch(None if source is None else self.engines[source], self.engines[target])
-                return await (attempt if self.alive(target) else self._opening(target, attempt))
+                staged = self._staging.figures(source)
+                times = await (attempt if self.alive(target) else self._opening(target, attempt))
+                self._staging.begin("", "")
+                return replace(times, staging_bytes_per_s=staged.bytes_per_s)
             except Busy as busy:
                 if time.monotonic() >= until_s:
                     raise SwitchFailed(f"{source!r} cannot be parked: {busy}") from busy

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from talaria.gpu import compat
 from talaria.gpu.hooks import pause, resume, stop
-from talaria.gpu.protocol import memory
+from talaria.gpu.protocol import arena, memory
 from talaria.gpu.protocol.engine import ABI
 
 ABI_KEY: Final = "talaria_abi"
@@ -19,6 +19,11 @@ def _tell(answer: Any, *_arguments: Any, **_named: Any) -> None:
         from talaria.gpu.hooks import linker
 
         needed += linker.HOOKS
+    if arena.SOCKET_VARIABLE in os.environ:
+        from talaria.gpu.hooks import arena as arena_hooks
+        from talaria.gpu.hooks import staging
+
+        needed += [*arena_hooks.HOOKS, *staging.HOOKS]
     if not compat.unapplied(needed):
         answer.internal_state[ABI_KEY] = ABI
 

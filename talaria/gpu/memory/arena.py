@@ -22,9 +22,10 @@ class Window:
 
 
 class Arena:
-    """``count`` chunks of ``chunk_bytes``, a multiple of what the mover can map."""
+    """``count`` chunks of ``chunk_bytes``, a multiple of what the mover can map: new ones, or those behind ``descriptors``, which are
+    taken over."""
 
-    def __init__(self, mover: Mover, count: int, chunk_bytes: int) -> None:
+    def __init__(self, mover: Mover, count: int, chunk_bytes: int, descriptors: Sequence[int] = ()) -> None:
         if count < 1 or chunk_bytes < 1 or chunk_bytes % mover.granule_bytes:
             raise ValueError(f"count={count}, chunk_bytes={chunk_bytes}: allowed 1 or more, a multiple of {mover.granule_bytes}")
         self.count = count
@@ -32,8 +33,15 @@ class Arena:
         self._mover = mover
         self._windows: list[Window] = []
         self._memories: list[Memory] = []
-        for _ in range(count):
-            self._memories.append(mover.create(chunk_bytes))
+        if descriptors:
+            self._memories += [mover.adopt(descriptor, chunk_bytes) for descriptor in descriptors]
+        else:
+            for _ in range(count):
+                self._memories.append(mover.create(chunk_bytes))
+
+    def export(self) -> list[int]:
+        """New descriptors of the chunks, for other processes."""
+        return [memory.export() for memory in self._memories]
 
     def window(self) -> Window:
         """A new one, with nothing behind it. Raises OSError where addresses run out."""

@@ -148,6 +148,9 @@ class CpuMover:
     def unmap(self, address: int, memory: Memory) -> None:
         _mmap(address, memory.nbytes, _PROT_NONE, _NOTHING | _MAP_FIXED)
 
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        ctypes.memset(address, byte, nbytes)
+
     def pin(self, address: int, nbytes: int) -> None:
         """Threads reach all memory as it is."""
 

@@ -155,10 +155,16 @@ class CudaMover:
     def unmap(self, address: int, memory: Memory) -> None:
         _checked(self._driver.cuMemUnmap(address, memory.nbytes))
 
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        _checked(self._driver.cuMemsetD8Async(address, byte, nbytes, 0))
+        _checked(self._driver.cuStreamSynchronize(0))
+
     def pin(self, address: int, nbytes: int) -> None:
+        _checked(self._driver.cuCtxSetCurrent(self._context))  # the caller's thread may be one of ours
         _checked(self._driver.cuMemHostRegister(address, nbytes, 0))
 
     def unpin(self, address: int) -> None:
+        _checked(self._driver.cuCtxSetCurrent(self._context))
         _checked(self._driver.cuMemHostUnregister(address))
 
     def stream(self) -> Stream:

@@ -91,6 +91,9 @@ class Mover(Protocol):
     def unmap(self, address: int, memory: Memory) -> None:
         """Reads and writes there are fatal until something is mapped again."""
 
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Mapped memory, before this returns."""
+
     def pin(self, address: int, nbytes: int) -> None:
         """Make host memory of this process known to the device, so that copies run beside everything else."""
 

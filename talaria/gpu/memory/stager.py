@@ -7,30 +7,26 @@ belongs, or shown there as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import Any, Final
 
 from talaria.gpu.memory.arena import Arena, Window
-from talaria.gpu.memory.mover import Copies, CopyFailed, Event, Stream
-from talaria.substrate.staging import GatherPlan, StagingMap
+from talaria.gpu.memory.gather import Gathered, Image, Ledger, from_image, gather
+from talaria.gpu.memory.mover import CopyFailed, Event, Stream
+from talaria.substrate.staging import StagingMap
 
 PADDING_BYTES: Final = 16
 """Of an image: a chunk that is begun has more to come."""
 
 
-class Image(NamedTuple):
-    """A model's weights on the host, as they lie in its window."""
-
-    address: int
-    nbytes: int
-
-
 @dataclass(frozen=True)
 class KvRegion:
-    """The active model's KV: ``layers`` blocks of ``layer_chunks`` chunks each, from chunk ``first`` of its window on."""
+    """The active model's KV: ``layers`` blocks of ``layer_chunks`` chunks each, from chunk ``first`` of its window on.
+
+    A block's last page ends where the block does; what is no whole page lies before its first.
+    """
 
     first: int
     layers: int
@@ -46,22 +42,11 @@ class KvRegion:
         return self.first + chunk % self.layers * self.layer_chunks + self.layer_chunks - 1 - chunk // self.layers
 
 
-class Gathered(NamedTuple):
-    plan: GatherPlan
-    d2d_bytes: int
-    h2d_bytes: int
-    shown_bytes: int
-    """Of ``d2d_bytes``, what was not copied but shown where it belongs."""
-    event: Event
-
-
 class Stager:
-    """One rank's staging while one model is active. Its pages must divide a layer's block without rest."""
+    """One rank's staging while one model is active."""
 
     def __init__(self, arena: Arena, window: Window, region: KvRegion, stream: Stream) -> None:
         chunk_bytes = arena.chunk_bytes
-        if region.layer_chunks * chunk_bytes % region.page_bytes:
-            raise ValueError(f"pages of {region.page_bytes} bytes in layers of {region.layer_chunks * chunk_bytes}: allowed whole pages")
         self.map = StagingMap(region.layers, chunk_bytes, region.pages(chunk_bytes), region.page_bytes)
         self._arena, self._window, self._region, self._stream = arena, window, region, stream
         self._image = Image(0, 0)
@@ -74,90 +59,63 @@ class Stager:
         self.map.begin(model, image.nbytes, high_water)
         self._image = image
 
-    def step(self, high_water: int) -> bool:
-        """Begin to copy one more chunk, once the last one is there. False if there is none that lacks and has room.
+    def step(self, high_water: int, after: Sequence[Any] = ()) -> Event | None:
+        """Begin to copy one more chunk, once the last one is there, and behind ``after``. None if there is none that lacks and has room.
 
         Until ``settle`` the allocator must stay off ``map.in_flight_pages``.
         """
         self.settle()
         if self.map.target is None or self.map.advance(1, high_water) == 0:
-            return False
+            return None
         chunk = self.map.in_flight
         assert chunk is not None
-        event = self._stream.copy(self._from_image([chunk], self._window.address, self._region.place(chunk) - chunk))
+        places = self._region.place(chunk) - chunk
+        copies = from_image(self._image, [chunk], self._window.address, self._arena.chunk_bytes, places)
+        event = self._stream.copy(copies, after)
         self._copying = (chunk, event)
-        return True
+        return event
 
-    def settle(self) -> None:
-        """Wait for the chunk that is being copied; then it is clean, or missing again if its copy failed."""
+    @property
+    def copying_bytes(self) -> int:
+        """Of the chunk that is being copied."""
+        return 0 if self._copying is None else self._image.size(self._copying[0], self._arena.chunk_bytes)
+
+    def settle(self) -> bool:
+        """Wait for the chunk that is being copied; then it is clean, or missing again, and False, if its copy failed."""
         if self._copying is None:
-            return
+            return True
         (chunk, event), self._copying = self._copying, None
         try:
             event.wait()
         except CopyFailed:
             self.map.cancel_in_flight()
-        else:
-            self.map.advance(self._size(chunk) - 1)
+            return False
+        self.map.advance(self._image.size(chunk, self._arena.chunk_bytes) - 1)
+        return True
 
     def cancel_in_flight(self) -> None:
         """The allocator needs the rows of the chunk that is being copied: wait, and count it as missing."""
         if self._copying is not None:
-            self._copying[1].wait()
+            with contextlib.suppress(CopyFailed):
+                self._copying[1].wait()
             self._copying = None
         self.map.cancel_in_flight()
 
     # --- the switch --------------------------------------------------------------------------------------------------
 
-    def gather(self, target: Window, *, show: bool = False) -> Gathered:
-        """Bring the target's weights to the low end of its window: clean chunks from the device, all others from its image.
+    def ledger(self) -> Ledger:
+        """What is staged clean, and in which chunks of the arena, to which nothing may be written any more.
 
-        The source's KV is void from here on; the source is hidden when ``event`` is over. With ``show``, staged chunks become the target's
-        as they are, instead of being copied to others.
+        Raises ValueError without a target.
         """
         self.settle()
-        plan, arena = self.map.gather_plan(), self._arena
+        plan = self.map.gather_plan()
         clean = [chunk for first, count in plan.clean for chunk in range(first, first + count)]
-        staged = {chunk: self._window.chunks[self._region.place(chunk)] for chunk in clean}
-        order = self._order(staged, show=show)
-        arena.show(target, order)
-        copied = [chunk for chunk in staged if order[chunk] != staged[chunk]]
-        lacking = [chunk for chunk in range(self._weight_chunks) if chunk not in staged]
-        d2d, h2d = self._from_tail(copied, target), self._from_image(lacking, target.address, 0)
-        self._stream.copy(h2d)
-        event = self._stream.copy(d2d)
-        d2d_bytes = sum(self._size(chunk) for chunk in staged)
-        return Gathered(plan, d2d_bytes, int(h2d.nbytes.sum()), d2d_bytes - int(d2d.nbytes.sum()), event)
+        return Ledger(plan.model, {chunk: self._window.chunks[self._region.place(chunk)] for chunk in clean}, self.map.dirty_bytes)
 
-    def _order(self, staged: dict[int, int], *, show: bool) -> list[int]:
-        """Which chunk of the arena comes to each place of the target: under its weights none that is still to be read."""
-        weights = self._weight_chunks
-        kept = set(staged.values())
-        free = [chunk for chunk in range(self._arena.count) if chunk not in kept]
-        shown = staged if show or len(free) < weights else {}  # without room for both they are shown
-        behind = [shown.get(place, -1) for place in range(weights)]
-        rest = iter([*free, *sorted(kept.difference(behind))])
-        return [chunk if chunk >= 0 else next(rest) for chunk in [*behind, *[-1] * (self._arena.count - weights)]]
+    def gather(self, target: Window, *, show: bool = False) -> Gathered:
+        """Bring the staged model's weights behind its own window.
 
-    def _from_tail(self, chunks: Iterable[int], target: Window) -> Copies:
-        size = self._arena.chunk_bytes
-        return _copies(
-            (target.address + chunk * size, self._window.address + self._region.place(chunk) * size, self._size(chunk)) for chunk in chunks
-        )
-
-    def _from_image(self, chunks: Iterable[int], address: int, places: int) -> Copies:
-        """Chunks of the image, each ``places`` further up in the window at ``address``."""
-        size = self._arena.chunk_bytes
-        return _copies((address + (chunk + places) * size, self._image.address + chunk * size, self._size(chunk)) for chunk in chunks)
-
-    @property
-    def _weight_chunks(self) -> int:
-        return -(-self._image.nbytes // self._arena.chunk_bytes)
-
-    def _size(self, chunk: int) -> int:
-        return min(self._arena.chunk_bytes, self._image.nbytes - chunk * self._arena.chunk_bytes)
-
-
-def _copies(items: Iterable[tuple[int, int, int]]) -> Copies:
-    table = np.array(list(items), dtype=np.int64).reshape(-1, 3)
-    return Copies(table[:, 0], table[:, 1], table[:, 2])
+        The source's KV is void from here on; the source is hidden when ``event`` is over.
+        """
+        return gather(self._arena, target, self._image, self.ledger().staged, self._stream, show=show)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
+import numpy as np
+
 from talaria.errors import InputError
 from talaria.gpu.config import ClusterConfig
 from talaria.gpu.modelfiles import ModelFiles
-from talaria.gpu.profiling.measure import Measured, ModelMeasured
+from talaria.gpu.profiling.measure import Measured, ModelMeasured, Restored
+from talaria.gpu.protocol import records
 from talaria.profiles.fit import DECODE, PREFILL, fit_profile
 from talaria.profiles.load import load
 from talaria.profiles.points import ModelPoints, PointsFile
@@ -40,11 +44,18 @@ def points(
     models = {
         model: _model_points(found, files[model], cluster, model, tp, source, open_s, base) for model, found in measured.models.items()
     }
+    for model, nbytes in _moved(measured).items():
+        models[model].numbers["weight_bytes"] = _quantity(nbytes, f"what a rank has in its arena, {source}")
     return PointsFile(
         schema="talaria.points/1", name=name, description=f"Measured on the cluster {cluster.name} by talaria-gpu profile.", source=source,
         base=base, gpu=gpu, hardware=_hardware(measured, cluster, files, tp, source, hbm_bytes, base),
         models=models,
     )  # fmt: skip
+
+
+def _moved(measured: Measured) -> dict[str, int]:
+    """Bytes of each model's weights on a rank, as switches in an arena moved them: with buffers, and as the engine has processed them."""
+    return {row.target: row.d2d_bytes + row.h2d_bytes for row in measured.staged}
 
 
 def common_tp(cluster: ClusterConfig) -> int:
@@ -139,6 +150,8 @@ def _hardware(
     """Everything without a base; over a base only what was measured."""
     found = {"tp": _quantity(tp, "the cluster file"), "page_tokens": _quantity(cluster.engine.page_tokens, "the cluster file")}
     found |= _switching(measured, files, tp, source)
+    if chunks := {item.arena.chunk_bytes for item in cluster.instances if item.arena is not None}:
+        found["chunk_bytes"] = _quantity(max(chunks), "the cluster file")
     if measured.overheads_s:
         text = f"median of {len(measured.overheads_s)} calls alone: the client's time to first token less prefill, {source}"
         found["call_overhead_s"] = _quantity(float(f"{median(measured.overheads_s):.4g}"), text)
@@ -149,13 +162,14 @@ def _hardware(
 
 
 def _switching(measured: Measured, files: dict[str, ModelFiles], tp: int, source: str) -> dict[str, Any]:
-    """The phases of SPEC §5.4: the second moves the weights, the others are fixed. Nothing where no switch was seen."""
+    """The phases of SPEC §5.4 with nothing staged: the second moves the weights, the others are fixed. Nothing where none was seen."""
     rows = [row for row in measured.switches if row.source is not None]
     if not rows:
         return {}
     text = f"{len(rows)} switches, {source}"
     phases = [median(row.phases_s[index] for row in rows) for index in range(5)]
-    moved = fmean(files[row.target].weight_bytes / tp for row in rows)
+    known = _moved(measured)
+    moved = fmean(known.get(row.target, files[row.target].weight_bytes / tp) for row in rows)
     rate = moved / max(phases[1], 1e-6)
     names = ("save_phase_s", "shell_phase_s", "backend_phase_s", "publish_phase_s")
     fixed = {name: _quantity(round(seconds, 6), text) for name, seconds in zip(names, (phases[0], *phases[2:]), strict=True)}
@@ -165,13 +179,45 @@ def _switching(measured: Measured, files: dict[str, ModelFiles], tp: int, source
         **fixed, "h2d_bytes_per_s": _quantity(rate, text), "d2d_bytes_per_s": _quantity(2.0 * rate, "nothing is staged", "assumed"),
         "d2h_bytes_per_s": _quantity(rate, "as h2d", "assumed"), "staging_bytes_per_s": _quantity(rate, "nothing is staged", "assumed"),
         "restore_bytes_per_s": _quantity(rate, "nothing is restored", "assumed"), "switch_cv": _quantity(_cv(totals), text),
+        **_staging(measured.staged, phases[0], source), **_restoring(measured.restored, files, tp, source),
+    }  # fmt: skip
+
+
+def _staging(rows: list[records.SwitchRow], save_s: float, source: str) -> dict[str, Any]:
+    """Of switches with one model staged beside another; nothing where none was. ``save_s``: phase 1 with nothing staged."""
+    paths = Counter(row.path for row in rows)
+    text = f"{len(rows)} switches ({', '.join(f'{count} {path}' for path, count in sorted(paths.items()))}), {source}"
+    found: dict[str, Any] = {}
+    if rates := [row.staging_bytes_per_s for row in rows if row.staging_bytes_per_s]:
+        found["staging_bytes_per_s"] = _quantity(float(f"{median(rates):.4g}"), text)
+        found["stager_phase_s"] = _quantity(round(max(0.0, median(row.phases_s[0] for row in rows) - save_s), 6), text)
+    if gathers := [row.d2d_bytes / max(row.phases_s[1], 1e-6) for row in rows if row.path == "d2d"]:
+        found["d2d_bytes_per_s"] = _quantity(float(f"{median(gathers):.4g}"), text)
+        found["gather_cv"] = _quantity(_cv([rate / median(gathers) for rate in gathers]), text)
+    return found
+
+
+def _restoring(rows: list[Restored], files: dict[str, ModelFiles], tp: int, source: str) -> dict[str, Any]:
+    """The line through what restores of prefixes took, which costs nothing less than nothing; nothing where none was seen."""
+    points = [(row.tokens * _kv_per_rank(files[row.model], tp), row.seconds) for row in rows]
+    if sum(seconds for _, seconds in points) <= 0.0:
+        return {}
+    nbytes, seconds = np.array(points).T
+    slope, base_s = np.polyfit(nbytes, seconds, 1) if len(set(nbytes)) > 1 else (0.0, 0.0)
+    if slope <= 0.0 or base_s < 0.0:
+        slope, base_s = float((nbytes * seconds).sum() / (nbytes * nbytes).sum()), 0.0
+    text = f"{len(points)} prefixes from the host, beside the same on the device, {source}"
+    return {
+        "restore_bytes_per_s": _quantity(float(f"{1.0 / slope:.4g}"), text), "restore_base_s": _quantity(round(float(base_s), 6), text),
     }  # fmt: skip
 
 
 def _assumed(measured: Measured, files: dict[str, ModelFiles], tp: int, hbm_bytes: int | None) -> dict[str, Any]:
     """A machine around the engines' own KV pools: simulated pools are as large as the largest real one needs."""
+    known = _moved(measured)
     need = max(
-        files[model].weight_bytes // tp + found.kv_tokens * _kv_per_rank(files[model], tp) for model, found in measured.models.items()
+        known.get(model, files[model].weight_bytes // tp) + found.kv_tokens * _kv_per_rank(files[model], tp)
+        for model, found in measured.models.items()
     )
     bump = need + RUNTIME_BYTES
     hbm = max(hbm_bytes or 0, int(bump / 0.8))
@@ -205,14 +251,14 @@ def scenario(cluster: ClusterConfig, profile_path: Path, gap_cap_s: float) -> di
     return {
         "schema": "talaria.scenario/1",
         "name": cluster.name,
-        "about": f"The cluster {cluster.name} as talaria-gpu profile measured it: nothing is staged.",
+        "about": f"The cluster {cluster.name} as talaria-gpu profile measured it.",
         "profile": str(profile_path.absolute()),
         "models": models,
         "instances": [
             {
                 "count": 1, "pool": item.pool, "models": list(item.models), "opened": list(item.models),
                 "max_resident_models": item.max_resident_models, "max_running": item.max_running, "inflight_kv": "recompute",
-                "hkvr": item.host_kv_bytes > 0, "staging": False,
+                "hkvr": item.host_kv_bytes > 0, "staging": item.arena is not None,
             }
             for item in cluster.instances
         ],

@@ -126,6 +126,8 @@ class Switched(_Message, frozen=True):
     dirty: float
     d2d_bytes: int
     h2d_bytes: int
+    staging_bytes_per_s: float = 0.0
+    """At which a rank staged the target or another before; 0: nothing was."""
 
 
 class Phase(_Message, frozen=True):

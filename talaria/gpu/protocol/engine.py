@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-ABI: Final = 3
+ABI: Final = 4
 """Version of this protocol and of the hooks behind it; an agent refuses any other."""
 CALL_HEADER: Final = "x-talaria-call"
 """Carries ``call_id(number)``. A request without it passes through the plugin untouched."""

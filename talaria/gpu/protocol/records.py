@@ -91,6 +91,8 @@ class SwitchRow(_Record, frozen=True):
     dirty: float
     d2d_bytes: int
     h2d_bytes: int
+    staging_bytes_per_s: float = 0.0
+    """Of a rank, before the switch; 0: nothing was staged."""
 
 
 class PhaseRow(_Record, frozen=True):

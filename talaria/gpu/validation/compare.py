@@ -57,6 +57,7 @@ def validate(sim: Path, gpu: Path, on_decision: Callable[[], None] = lambda: Non
         "simulated": _identity(sim, sim_document),
         "measured": _identity(gpu, gpu_document),
         "metrics": metrics,
+        "switches": _mix(metrics),
         "sessions": asdict(errors(simulated.sct_s, measured.sct_s)),
         "calls": {name: asdict(_call_errors(simulated, measured, name)) for name in ("ttft_s", "e2e_s")},
         "terms": {name: asdict(found) for name, found in summary(terms).items()},
@@ -93,6 +94,15 @@ def _metric_row(name: str, sim: Document, gpu: Document) -> Document:
     row["error"] = row["simulated"] - row["measured"] if both else None
     row["error_share"] = row["error"] / row["measured"] if both and row["measured"] else None
     return row
+
+
+def _mix(metrics: list[Document]) -> Document | None:
+    """Shares of switches by path, and half the sum of their differences; None where a run has no switches."""
+    rows = {row["metric"].removeprefix("path_"): row for row in metrics if row["metric"].startswith("path_")}
+    if any(row["error"] is None for row in rows.values()):
+        return None
+    shares = {which: {path: row[which] for path, row in rows.items()} for which in ("simulated", "measured")}
+    return {**shares, "difference": sum(abs(row["error"]) for row in rows.values()) / 2}
 
 
 def _bar(row: Mapping[str, Any]) -> Document:

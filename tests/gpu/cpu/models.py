@@ -1,7 +1,8 @@
 """Makes the tiny models of the tests, in place of downloads: ``python models.py DIRECTORY`` writes them there, each to its own folder.
 
-Random float32 weights of fixed seeds, so that greedy output is the same on every run and in any batch. One tokenizer (byte-level BPE)
-and one chat template for all, with what agents use: tools and tool calls (Hermes format), tool results, and ``<think>``.
+With ``--large`` only ``large``, of 200 MB and more. Random float32 weights of fixed seeds, so that greedy output is the same on every run
+and in any batch. One tokenizer (byte-level BPE) and one chat template for all, with what agents use: tools and tool calls (Hermes format),
+tool results, and ``<think>``.
 """
 
 from __future__ import annotations
@@ -108,12 +109,12 @@ _ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def write(directory: Path, architecture: str, *, seed: int, layers: int) -> None:
+def write(directory: Path, architecture: str, *, seed: int, layers: int, width: int = 64) -> None:
     words = tokenizer()
     words.save_pretrained(directory)
     shape: dict[str, Any] = dict(
-        vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4, head_dim=16,
-        max_position_embeddings=CONTEXT_TOKENS, tie_word_embeddings=False, initializer_range=0.2,
+        vocab_size=len(words), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
+        head_dim=width // 4, max_position_embeddings=CONTEXT_TOKENS, tie_word_embeddings=False, initializer_range=1.6 / width**0.5,
         eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(seed)
@@ -124,6 +125,9 @@ def write(directory: Path, architecture: str, *, seed: int, layers: int) -> None
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    write(target / "qwen3", "qwen3", seed=1, layers=2)
-    write(target / "llama", "llama", seed=2, layers=3)
-    write(target / "deepseek", "deepseek", seed=3, layers=2)
+    if "--large" in sys.argv:
+        write(target / "large", "llama", seed=4, layers=6, width=1024)
+    else:
+        write(target / "qwen3", "qwen3", seed=1, layers=2)
+        write(target / "llama", "llama", seed=2, layers=3)
+        write(target / "deepseek", "deepseek", seed=3, layers=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from talaria.gpu import config
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.gpu.profiling import write
 from talaria.gpu.profiling.grid import decode_points, prefill_points
-from talaria.gpu.profiling.measure import Measured, ModelMeasured, step_s
+from talaria.gpu.profiling.measure import Measured, ModelMeasured, Restored, step_s
 from talaria.gpu.protocol import records
 from talaria.profiles import load
 from talaria.profiles.points import DecodePoint, PrefillPoint
@@ -62,6 +63,41 @@ def test_a_fit_that_misses_its_points_says_so_wherever_its_numbers_stand(tmp_pat
     assert document["description"].endswith(f"Poor fits: {bad} decode.")
     assert why in document["models"][bad]["decode_base_s"]["source"]
     assert "poor fit" not in json.dumps([document["models"][good], document["models"][bad]["prefill_base_s"]])
+
+
+def switch(target: str, path: str, weights_s: float, save_s: float = 0.01, rate: float = 0.0) -> records.SwitchRow:
+    d2d, h2d = {"d2d": (8000, 0), "partial": (5000, 3000), "h2d": (0, 8000)}[path]
+    return records.SwitchRow("g0", "a", target, 0.0, (save_s, weights_s, 0.0, 0.0, 0.0), path, d2d / 8000, 0.0, d2d, h2d, rate)
+
+
+def test_restores_staging_and_gathers_are_in_the_profile_as_they_were_measured(tmp_path: Path) -> None:
+    document = stub_document(tmp_path)
+    document["instances"][0]["arena"] = {"managed_gib": 1, "chunk_kib": 1024}
+    cluster = config.check(document, "test")
+    first, second = cluster.models
+    files = {name: ModelFiles(name, 2, 8000, 64, False) for name in cluster.models}
+    measured = Measured({name: ModelMeasured(10_000, 4096) for name in cluster.models})
+    measured.switches = [switch(second, "h2d", 0.8)] * 3
+
+    def hardware() -> dict[str, Any]:
+        return write._hardware(measured, cluster, files, 1, "a test", None, None)
+
+    made = hardware()
+    assert {made[name]["provenance"] for name in ("staging_bytes_per_s", "d2d_bytes_per_s", "restore_bytes_per_s")} == {"assumed"}
+    assert made["chunk_bytes"] == {"value": 2**20, "provenance": "measured", "source": "the cluster file"}
+    measured.staged = [
+        switch(first, "d2d", 0.1, 0.03, 2000.0), switch(second, "d2d", 0.2, 0.03, 900.0), switch(second, "d2d", 0.2, 0.03, 1000.0),
+        switch(first, "partial", 0.5, 0.03, 1000.0),
+    ]  # fmt: skip
+    measured.restored = [Restored(first, tokens, 0.5 + tokens * 64 / 1e6) for tokens in (256, 1024, 4096)]
+    made = hardware()
+    values = {name: made[name]["value"] for name in made}
+    assert made["d2d_bytes_per_s"]["source"] == "4 switches (3 d2d, 1 partial), a test"
+    assert (values["h2d_bytes_per_s"], values["d2d_bytes_per_s"], values["staging_bytes_per_s"]) == (10_000, 40_000, 1000)
+    assert (values["save_phase_s"], values["stager_phase_s"]) == (0.01, pytest.approx(0.02))
+    assert (values["restore_bytes_per_s"], values["restore_base_s"]) == (pytest.approx(1e6), pytest.approx(0.5))
+    measured.restored = [Restored(first, tokens, tokens * 64 / 1e6 - 1e-3) for tokens in (256, 1024, 4096)]
+    assert hardware()["restore_base_s"]["value"] == 0.0, "a base below nothing is none"
 
 
 def test_a_profile_is_of_one_group_size(tmp_path: Path) -> None:

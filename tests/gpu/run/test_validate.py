@@ -42,6 +42,8 @@ def test_the_same_run_has_no_errors(runs: Path, capsys: pytest.CaptureFixture[st
     assert found["passed"] and found["bar"]["error"] == 0 and found["sessions"]["mae_s"] == 0 and found["sessions"]["count"] == 12
     assert found["calls"]["ttft_s"]["count"] == 120 and found["calls"]["ttft_s"]["unmatched"] == 0
     assert {row["metric"]: row["error"] for row in found["metrics"]}["sct_p50_s"] == 0
+    mix = found["switches"]
+    assert mix["difference"] == 0 and mix["simulated"] == mix["measured"] and sum(mix["measured"].values()) == pytest.approx(1)
 
 
 def test_another_system_is_outside_the_bar_and_its_sessions_say_by_how_much(
@@ -49,6 +51,9 @@ def test_another_system_is_outside_the_bar_and_its_sessions_say_by_how_much(
 ) -> None:
     found = validated(capsys, runs, "wrong", "--out", str(tmp_path / "out"), code=1)
     assert not found["bar"]["passed"] and found["decisions"]["differences"] == 0
+    mix = found["switches"]
+    assert mix["simulated"]["h2d"] == 1 > mix["measured"]["h2d"]
+    assert mix["difference"] == pytest.approx(1 - mix["measured"]["h2d"], abs=1e-6)
     assert found["sessions"]["bias_s"] > 0 and found["sessions"]["mae_s"] >= found["sessions"]["bias_s"]
     rows = pq.read_table(tmp_path / "out" / "calls.parquet").to_pylist()
     assert len(rows) == 120 and sum(row["worst_term"] is not None for row in rows) > 100

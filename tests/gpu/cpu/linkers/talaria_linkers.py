@@ -53,7 +53,15 @@ class _Mover(CpuMover):
         return _Stream(restores=self._streams > 1)
 
 
-class PoisonedLinker(HostLinker):
+class LaggingLinker(HostLinker):
+    """Rank 1 knows less of the host's pool, if the test wants it."""
+
+    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+        found = super().lookup(rid, transfers)
+        return found[:-LAG_PAGES] if fault() == "lag" and self._kv.rank == 1 else found
+
+
+class PoisonedLinker(LaggingLinker):
     """Every flush fills the device pool with NaN."""
 
     @staticmethod
@@ -78,10 +86,6 @@ class PoisonedLinker(HostLinker):
         if fault() == "lost" and self._kv.rank == 1 and pages and pages[0] >= AGREED_PAGES:
             slabs = slabs[:-1]
         super()._granted(number, pages, slabs, kept)
-
-    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        found = super().lookup(rid, transfers)
-        return found[:-LAG_PAGES] if fault() == "lag" and self._kv.rank == 1 else found
 
 
 def _attend_to_latents() -> None:

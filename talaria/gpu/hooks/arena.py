@@ -1,0 +1,313 @@
+"""This rank's part of the arena: its window, where its weights and its KV lie for good, and what a switch does behind it (SPEC §5.1, §5.4).
+
+The platform (``hooks.platform``) calls ``attach`` when the model is loaded and ``carve`` when its KV pool is made; from then on nothing
+moves. Around SGLang's release the window is hidden, around its resume it is shown again, with the weights from what was staged and from
+their host image, and with KV that is all zeros.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import torch
+
+from talaria.gpu import compat
+from talaria.gpu.hooks import placing
+from talaria.gpu.memory import gather
+from talaria.gpu.memory.arena import Arena
+from talaria.gpu.memory.cpu import MemoryFile, unmap
+from talaria.gpu.memory.gather import NOTHING, Image, Ledger
+from talaria.gpu.memory.mover import Mover
+from talaria.gpu.memory.stager import KvRegion
+from talaria.gpu.memory.tenant import Tenant
+from talaria.gpu.protocol import arena as protocol
+from talaria.gpu.protocol.engine import MODEL_VARIABLE
+
+_POISON: Final = 0xFF
+"""Makes a number that is none of every float."""
+
+
+class Stages(Protocol):
+    """Who stages another model's weights in this one's KV while it serves."""
+
+    def stage(self, model: str, image: Image, bytes_per_s: float) -> None:
+        """From now on, in place of whatever was staged before. From any thread."""
+
+    def unstage(self) -> None: ...
+
+    def park(self) -> Ledger:
+        """Stop; nothing is written from here on."""
+
+    def serve(self) -> None:
+        """The model is active again, and its KV empty."""
+
+
+class Attached:
+    """One rank's window over its arena. The scheduler's thread calls everything but ``_stage``."""
+
+    def __init__(self, tenant: Tenant, mover: Mover, model: Any, device: torch.device) -> None:
+        """Raises ValueError where the model does not fit."""
+        self.tenant, self.mover, self.device = tenant, mover, device
+        welcome = tenant.welcome
+        self.arena = Arena(mover, welcome.chunks, welcome.chunk_bytes, tenant.chunks)
+        if not welcome.made:
+            tenant.made(self.arena.export())
+        self.window = self.arena.window()
+        self.stream = mover.stream()
+        self.kv: KvRegion | None = None
+        """Set when the KV pool is made; stays None where its fragments are not all alike."""
+        self.kv_pages = 0
+        """That SGLang's allocator gives out, its padding page 0 included; a fragment can have more."""
+        self.kv_buffers: Callable[[], list[torch.Tensor]] = list
+        """Of SGLang's pool, in the order in which they were carved."""
+        self.staging: Stages | None = None
+        self._images: dict[str, Image] = {}
+        self._kv_bytes: list[tuple[int, int, int]] = []
+        """Address, bytes and bytes of a page of each fragment."""
+        tenant.take()
+        self.arena.show(self.window, range(self.arena.count))
+        self.nbytes = placing.move(model, self.window.address, self.window.nbytes, device)
+        self._model = model
+        self._addresses: dict[str, int] = {}
+        """Of what lies in the window when the model is parked for the first time: SGLang makes some buffers anew in its warm-up."""
+        placing.synchronize(device)
+        self.image = self._keep()
+        self._chunks_used = self.image.chunks(self.arena.chunk_bytes)
+
+    def _keep(self) -> Image:
+        """The weights as they lie in the window, kept on the host; in the memory of an earlier image if that had as many bytes."""
+        tenant, nbytes = self.tenant, self.nbytes
+        if tenant.image is not None and tenant.welcome.image_bytes == nbytes:
+            memory = MemoryFile(tenant.image, nbytes)
+        else:
+            memory = MemoryFile.make("talaria-weights", nbytes)
+            tenant.keep(memory.descriptor, nbytes)
+            if tenant.image is not None:
+                os.close(tenant.image)
+        image = Image(memory.map(0, nbytes), nbytes)
+        memory.close()
+        self.mover.pin(image.address, nbytes)
+        self.stream.copy(gather.copies([(image.address, self.window.address, nbytes)])).wait()
+        return image
+
+    # --- the KV pool -------------------------------------------------------------------------------------------------
+
+    def carve(self, count: int, nbytes: int, page_bytes: int, pages: int) -> list[int]:
+        """Addresses of ``count`` fragments of KV, all of ``pages`` pages and ``nbytes``, behind the weights.
+
+        Each takes whole chunks and ends where its last chunk does; it has more pages than were asked for where there is room for them.
+        Raises ValueError where they do not fit.
+        """
+        if self._kv_bytes:
+            raise ValueError("an arena knows one KV pool")
+        size = self.arena.chunk_bytes
+        chunks, first = -(-nbytes // size), self._chunks_used
+        if first + count * chunks > self.arena.count:
+            needed, there = (first + count * chunks) * size / 2**20, self.window.nbytes / 2**20
+            raise ValueError(f"weights and KV of {needed:.1f} MiB do not fit into {there:.1f} MiB: fewer kv_tokens, or more managed_gib")
+        self._chunks_used += count * chunks
+        self.kv, self.kv_pages = KvRegion(first, count, chunks, page_bytes), pages
+        rest = chunks * size % page_bytes
+        addresses = [self.window.address + (first + number * chunks) * size + rest for number in range(count)]
+        self._kv_bytes = [(address, chunks * size - rest, page_bytes) for address in addresses]
+        self._refresh_kv()
+        return addresses
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the arena, behind the weights."""
+        return (self.arena.count - self._chunks_used) * self.arena.chunk_bytes
+
+    def _refresh_kv(self) -> None:
+        """KV as in a new pool; where switches are checked, only SGLang's padding page is."""
+        for address, nbytes, page_bytes in self._kv_bytes:
+            self.mover.fill(address, nbytes, _POISON if self.tenant.welcome.check else 0)
+            if self.tenant.welcome.check:
+                self.mover.fill(address, page_bytes, 0)
+
+    # --- switches ----------------------------------------------------------------------------------------------------
+
+    def teardown(self, begun_s: float) -> None:
+        """Let go of the arena. Raises OSError."""
+        ledger = self.staging.park() if self.staging is not None else NOTHING
+        placing.synchronize(self.device)
+        self._addresses = self._addresses or self._in_window()
+        self.arena.hide(self.window)
+        self.tenant.park(ledger, time.monotonic() - begun_s)
+
+    def gather(self) -> tuple[gather.Gathered, Ledger]:
+        """Take the arena and bring the weights behind the window. Raises OSError, CopyFailed, RuntimeError."""
+        ledger = self.tenant.take()
+        gathered = gather.gather(self.arena, self.window, self.image, ledger.staged, self.stream, show=True)
+        gathered.event.wait()
+        now = self._in_window()
+        moved = [name for name, address in self._addresses.items() if now.get(name) != address]
+        if moved or [rows.data_ptr() for rows in self.kv_buffers()] != [address for address, _, _ in self._kv_bytes]:
+            raise RuntimeError(f"what was captured has moved: {moved[0] if moved else 'KV'}")
+        if self.tenant.welcome.check:
+            self._compare()
+        return gathered, ledger
+
+    def _in_window(self) -> dict[str, int]:
+        first, end = self.window.address, self.window.address + self.nbytes
+        return {name: address for name, address in placing.addresses(self._model).items() if first <= address < end}
+
+    def _compare(self) -> None:
+        """Raises RuntimeError where the weights are not what was captured."""
+        step = 64 * 2**20
+        for at in range(0, self.nbytes, step):
+            shape = (min(step, self.nbytes - at),)
+            here = placing.tensor_at(self.window.address + at, shape, torch.uint8, self.device)
+            there = placing.tensor_at(self.image.address + at, shape, torch.uint8, torch.device("cpu"))
+            if not torch.equal(here.cpu(), there):
+                raise RuntimeError(f"weights differ from their image in [{at}, {at + shape[0]}) after a switch")
+
+    def serve(self) -> None:
+        """KV is as empty as SGLang takes it to be."""
+        self._refresh_kv()
+        if self.staging is not None:
+            self.staging.serve()
+
+    # --- staging -----------------------------------------------------------------------------------------------------
+
+    def stage(self, message: protocol.Stage, descriptor: int | None) -> None:
+        """What the agent wants to be staged; on the connection's own thread."""
+        try:
+            if self.staging is None:
+                return
+            if descriptor is None:
+                self.staging.unstage()
+            else:
+                self.staging.stage(message.model, self._image_of(message.model, message.nbytes, descriptor), message.bytes_per_s)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _image_of(self, model: str, nbytes: int, descriptor: int) -> Image:
+        """Mapped and pinned once; anew where the model has come to have another image."""
+        known = self._images.get(model)
+        if known is not None and known.nbytes == nbytes:
+            return known
+        if known is not None:
+            self.mover.unpin(known.address)
+            unmap(known.address, known.nbytes)
+        image = self._images[model] = Image(MemoryFile(descriptor, nbytes).map(0, nbytes), nbytes)
+        self.mover.pin(image.address, nbytes)
+        return image
+
+
+def mover(device: str) -> Mover:
+    """Raises ImportError or CopyFailed where the device cannot be used."""
+    if device == "cpu":
+        from talaria.gpu.memory.cpu import CpuMover
+
+        return CpuMover()
+    from talaria.gpu.memory.cuda import CudaMover
+
+    return CudaMover()
+
+
+attached: Attached | None = None
+"""This process's, once its model is loaded."""
+
+
+def attach(model: Any, device: torch.device) -> None:
+    """The model is loaded. Raises SystemExit with one line where it cannot live in the arena."""
+    global attached
+    if attached is not None:
+        raise SystemExit("talaria: an arena knows one model a process, without a draft")
+    rank, ranks = compat.tp_rank()
+    message = protocol.Attach(os.getpid(), rank, ranks, os.environ.get(MODEL_VARIABLE, ""))
+    try:
+        tenant = Tenant(os.environ[protocol.SOCKET_VARIABLE], message, _stage)
+        attached = Attached(tenant, mover(device.type), model, device)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SystemExit(f"talaria: the model cannot be attached to the arena: {error}") from error
+
+
+def _stage(message: protocol.Stage, descriptor: int | None) -> None:
+    if attached is not None:
+        attached.stage(message, descriptor)
+
+
+# --- SGLang's switch ---------------------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """The parts of the switch that is under way."""
+
+    def __init__(self) -> None:
+        self.begun_s = 0.0
+        self.ends_s: list[float] = []
+        self.moved: tuple[gather.Gathered, Ledger] | None = None
+
+    def end(self) -> None:
+        self.ends_s.append(time.monotonic())
+
+
+_clock = _Clock()
+
+
+def _pause(_scheduler: Any, _request: Any) -> None:
+    _clock.begun_s = time.monotonic()
+
+
+def _release(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    answer = original(manager, recv_req)
+    if attached is not None:
+        attached.teardown(_clock.begun_s)
+    return answer
+
+
+def _resume(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """SGLang brings one kind of memory back after the other (``engine.guard.TAGS``)."""
+    if attached is None:
+        return original(manager, recv_req)
+    if compat.WEIGHTS in recv_req.tags:
+        _clock.ends_s = [time.monotonic()]
+        _clock.moved = attached.gather()
+    if compat.KV_CACHE in recv_req.tags:
+        attached.serve()
+    answer = original(manager, recv_req)
+    _clock.end()
+    return answer
+
+
+def _go_on(_result: Any, *_arguments: Any, **_named: Any) -> None:
+    if attached is None or _clock.moved is None:
+        return
+    _clock.end()
+    (gathered, ledger), _clock.moved = _clock.moved, None
+    begun_s, weights_s, kv_s, graphs_s, published_s = _clock.ends_s
+    attached.tenant.tell(
+        protocol.Timed(
+            (weights_s - begun_s, kv_s - weights_s, graphs_s - kv_s, published_s - graphs_s), gathered.path, gathered.d2d_bytes,
+            gathered.h2d_bytes, ledger.dirty_bytes,
+        )
+    )  # fmt: skip
+
+
+def _kv_room(original: Callable[..., int], configurator: Any, *arguments: Any, **named: Any) -> int:
+    """Bytes for KV are those of the arena, however little the device has beside it."""
+    return original(configurator, *arguments, **named) if attached is None else attached.room_bytes
+
+
+def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> None:
+    if attached is None:
+        raise SystemExit("talaria: SGLang knows no platform of ours: is the installed talaria older than its sources?")
+    if attached.kv is None:
+        pool = type(scheduler.token_to_kv_pool_allocator.get_kvcache()).__name__
+        raise SystemExit(f"talaria: KV pools like {pool} have no place in an arena")
+
+
+HOOKS: Final = (
+    compat.Hook(compat.KV_ROOM, "around", _kv_room),
+    compat.Hook(compat.SCHEDULER_MADE, "after", _made),
+    compat.Hook(compat.PAUSE, "before", _pause),
+    compat.Hook(compat.RELEASE, "around", _release),
+    compat.Hook(compat.RESUME, "around", _resume),
+    compat.Hook(compat.CONTINUE, "after", _go_on),
+)

@@ -1,0 +1,62 @@
+"""Stages the next model in the free KV of the one that serves, on every rank (SPEC §5.3): the arena's wishes, carried out by the pages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from talaria.gpu import compat
+from talaria.gpu.hooks import arena
+from talaria.gpu.hooks.allocator import LowPagesAllocator
+from talaria.gpu.memory.gather import Image, Ledger
+from talaria.gpu.memory.stager import KvRegion, Stager
+from talaria.gpu.memory.tail import Figures, Tail
+from talaria.gpu.protocol import arena as protocol
+
+
+class Staging:
+    """Implements ``arena.Stages`` for a window whose KV is ``region``, with ``tail`` as its pages."""
+
+    def __init__(self, attached: arena.Attached, region: KvRegion, tail: Tail, streams: Sequence[Any]) -> None:
+        self._attached, self._region, self._tail = attached, region, tail
+        self._streams = streams
+        """Of SGLang, which write KV."""
+        self._copies = attached.mover.stream()
+
+    def serve(self) -> None:
+        stager = Stager(self._attached.arena, self._attached.window, self._region, self._copies)
+        self._tail.open(stager, self._written if self._attached.device.type == "cuda" else tuple, self._tell)
+
+    def stage(self, model: str, image: Image, bytes_per_s: float) -> None:
+        self._tail.stage(model, image, bytes_per_s)
+
+    def unstage(self) -> None:
+        self._tail.unstage()
+
+    def park(self) -> Ledger:
+        return self._tail.park()
+
+    def _tell(self, figures: Figures) -> None:
+        with contextlib.suppress(OSError):  # the engine hears of it at its next switch
+            self._attached.tenant.tell(protocol.Staged(*figures))
+
+    def _written(self) -> list[Any]:
+        """A call that has ended may have one more step under way, which writes to pages that are free already."""
+        return [stream.record_event() for stream in self._streams]
+
+
+def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> None:
+    """Everything is there, and the model is active."""
+    attached, allocator = arena.attached, scheduler.token_to_kv_pool_allocator
+    if attached is None or attached.kv is None or not isinstance(allocator, LowPagesAllocator):
+        return
+    assert allocator.tail is not None
+    streams = [stream for stream in (scheduler.forward_stream, scheduler.schedule_stream) if isinstance(stream, torch.Stream)]
+    attached.staging = Staging(attached, attached.kv, allocator.tail, streams)
+    attached.staging.serve()
+
+
+HOOKS: Final = (compat.Hook(compat.SCHEDULER_MADE, "after", _made),)

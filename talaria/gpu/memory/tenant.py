@@ -1,0 +1,129 @@
+"""A rank's end of its connection to the agent that keeps its arena."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from talaria.gpu.memory.gather import Ledger
+from talaria.gpu.memory.wire import Incoming, send
+from talaria.gpu.protocol import arena as protocol
+from talaria.gpu.protocol.arena import MOST_DESCRIPTORS
+
+_ANSWER_S: Final = 60.0
+"""An agent that does not answer for so long is not there any more, or has another model in the way."""
+_log = logging.getLogger(__name__)
+
+
+class Tenant:
+    """Connected from its start on. ``stage(message, descriptor)`` is called on a thread of its own; whoever gets a descriptor closes it."""
+
+    def __init__(self, path: str, attach: protocol.Attach, stage: Callable[[protocol.Stage, int | None], None]) -> None:
+        """Raises OSError or ValueError where there is no arena for this rank."""
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._incoming = Incoming(protocol.ToRank)
+        self._stage = stage
+        self._numbers = itertools.count(1)
+        self._sending = threading.Lock()
+        self._taken: queue.SimpleQueue[protocol.Taken | None] = queue.SimpleQueue()
+        self.chunks: list[int] = []
+        """Descriptors, where the arena was there before."""
+        self.image: int | None = None
+        """Descriptor of the image that an earlier engine of this model has kept."""
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._incoming.close)
+            failing.callback(self._socket.close)
+            self._socket.settimeout(_ANSWER_S)
+            self._socket.connect(path)
+            self._send(attach)
+            self.welcome = self._welcome()
+            failing.pop_all()
+        self._socket.settimeout(None)
+        self._thread = threading.Thread(target=self._listen, name="talaria-arena", daemon=True)
+        self._thread.start()
+
+    def _welcome(self) -> protocol.Welcome:
+        """Greeting, image and chunks. Raises OSError, ValueError."""
+        messages = self._messages()
+        welcome = next(messages)
+        if not isinstance(welcome, protocol.Welcome):
+            raise ValueError(welcome.why if isinstance(welcome, protocol.Refused) else "the agent does not offer an arena")
+        if welcome.image_bytes:
+            self.image = self._incoming.descriptors.popleft()
+        while welcome.made and len(self.chunks) < welcome.chunks:
+            chunks = next(messages)
+            assert isinstance(chunks, protocol.Chunks)
+            self.chunks += [self._incoming.descriptors.popleft() for _ in range(chunks.count)]
+        return welcome
+
+    def made(self, descriptors: Sequence[int]) -> None:
+        """This rank has made the arena; closes the descriptors. Raises OSError."""
+        for at in range(0, len(descriptors), MOST_DESCRIPTORS):
+            some = descriptors[at : at + MOST_DESCRIPTORS]
+            self._send(protocol.Chunks(len(some)), some)
+            for descriptor in some:
+                os.close(descriptor)
+
+    def keep(self, descriptor: int, nbytes: int) -> None:
+        """Raises OSError."""
+        self._send(protocol.Keep(nbytes), [descriptor])
+
+    def take(self) -> Ledger:
+        """The arena is this rank's when this returns, with so much of its weights. Raises OSError where the agent does not answer."""
+        number = next(self._numbers)
+        self._send(protocol.Take(number))
+        while True:
+            try:
+                taken = self._taken.get(timeout=_ANSWER_S)
+            except queue.Empty:
+                raise OSError("the agent does not give the arena") from None
+            if taken is None:
+                raise OSError("the agent that keeps the arena is gone")
+            if taken.number == number:
+                return Ledger("", taken.staged, taken.dirty_bytes)
+
+    def park(self, ledger: Ledger, teardown_s: float) -> None:
+        """Raises OSError."""
+        self._send(protocol.Park(ledger.model, ledger.staged, ledger.dirty_bytes, teardown_s))
+
+    def tell(self, message: protocol.Timed | protocol.Staged) -> None:
+        """Raises OSError."""
+        self._send(message)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _send(self, message: protocol.FromRank, descriptors: Sequence[int] = ()) -> None:
+        with self._sending:
+            send(self._socket, message, descriptors)
+
+    def _messages(self) -> Iterator[protocol.ToRank]:
+        """Until the end. Raises OSError there."""
+        while True:
+            yield from self._incoming.messages()
+            if not self._incoming.receive(self._socket):
+                raise OSError("the agent that keeps the arena is gone")
+
+    def _listen(self) -> None:
+        try:
+            for message in self._messages():
+                if isinstance(message, protocol.Taken):
+                    self._taken.put(message)
+                elif isinstance(message, protocol.Stage):
+                    self._stage(message, self._incoming.descriptors.popleft() if message.nbytes else None)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            _log.warning("talaria: the arena's agent is lost: %s", error)
+        self._incoming.close()
+        self._taken.put(None)

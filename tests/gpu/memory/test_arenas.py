@@ -1,0 +1,298 @@
+"""The agent's books of arenas and their sockets: whose they are, what they hold, and what survives whose end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from talaria.gpu.memory.arena import Arena
+from talaria.gpu.memory.arenas import Arenas
+from talaria.gpu.memory.cpu import CpuMover, MemoryFile
+from talaria.gpu.memory.gather import NOTHING, Ledger
+from talaria.gpu.memory.tenant import Tenant
+from talaria.gpu.protocol import arena as protocol
+
+CHUNK = CpuMover.granule_bytes
+PATIENCE_S = 60.0
+
+
+class Rank:
+    """One rank of an engine, as ``hooks.arena`` behaves, with no engine around it."""
+
+    def __init__(self, path: Path, model: str, rank: int, ranks: int) -> None:
+        self.stages: list[tuple[protocol.Stage, bytes]] = []
+        self.tenant = Tenant(str(path), protocol.Attach(os.getpid(), rank, ranks, model), self._stage)
+        welcome = self.tenant.welcome
+        self.arena = Arena(CpuMover(), welcome.chunks, welcome.chunk_bytes, self.tenant.chunks)
+        if not welcome.made:
+            self.tenant.made(self.arena.export())
+        self.window = self.arena.window()
+
+    def _stage(self, message: protocol.Stage, descriptor: int | None) -> None:
+        data = b""
+        if descriptor is not None:
+            data = os.pread(descriptor, message.nbytes, 0)
+            os.close(descriptor)
+        self.stages.append((message, data))
+
+    def show(self) -> Ledger:
+        ledger = self.tenant.take()
+        self.arena.show(self.window, range(self.arena.count))
+        return ledger
+
+    def park(self, ledger: Ledger = NOTHING) -> None:
+        self.arena.hide(self.window)
+        self.tenant.park(ledger, 0.25)
+
+    def keep(self, weights: bytes) -> None:
+        memory = MemoryFile.make("image", len(weights))
+        os.pwrite(memory.descriptor, weights, 0)
+        self.tenant.keep(memory.descriptor, len(weights))
+        memory.close()
+
+    def end(self) -> None:
+        """As the kernel does where a process dies."""
+        self.tenant.close()
+        self.arena.close()
+        if self.tenant.image is not None:
+            os.close(self.tenant.image)
+
+
+class World:
+    def __init__(self, arenas: Arenas) -> None:
+        self.arenas = arenas
+        self.living: list[Rank] = []
+
+    async def rank(self, model: str, number: int = 0) -> Rank:
+        assert self.arenas.path is not None
+        rank = await asyncio.to_thread(Rank, self.arenas.path, model, number, len(self.arenas.arenas))
+        self.living.append(rank)
+        return rank
+
+    async def end(self, rank: Rank) -> None:
+        self.living.remove(rank)
+        await asyncio.to_thread(rank.end)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def run(directory: Path, scene: Callable[[World], Awaitable[None]], *, ranks: int = 1, chunks: int = 8) -> None:
+    """Plays a scene, after which nothing is left open."""
+
+    @asynccontextmanager
+    async def world() -> AsyncIterator[World]:
+        made = World(Arenas(ranks, chunks, CHUNK, check=True))
+        await made.arenas.start(directory / "arena")
+        try:
+            yield made
+        finally:
+            for rank in list(made.living):
+                await made.end(rank)
+            await made.arenas.stop()
+
+    async def main() -> None:
+        before = open_files()
+        async with asyncio.timeout(PATIENCE_S), world() as made:
+            await scene(made)
+        assert open_files() == before
+
+    asyncio.run(main())
+
+
+def open_files() -> dict[str, str]:
+    """Memory files and sockets of this process, which nothing else of the test opens meanwhile."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(f"/proc/self/fd/{number}")
+            if "memfd:" in target or "socket:" in target:
+                found[number] = target
+    return found
+
+
+def write(rank: Rank, place: int, data: bytes) -> None:
+    ctypes.memmove(rank.window.address + place * CHUNK, data, len(data))
+
+
+def read(rank: Rank, place: int, nbytes: int) -> bytes:
+    return ctypes.string_at(rank.window.address + place * CHUNK, nbytes)
+
+
+def test_the_memory_that_the_first_engine_makes_is_everybodys_and_outlives_it(tmp_path: Path) -> None:
+    chunks = 3 * protocol.MOST_DESCRIPTORS + 1
+
+    async def scene(world: World) -> None:
+        first = await world.rank("a")
+        assert not first.tenant.welcome.made and first.tenant.welcome.check
+        assert await asyncio.to_thread(first.show) == Ledger("", {}, 0)
+        for place in range(chunks):
+            write(first, place, place.to_bytes(4, "big"))
+        first.park()
+        await world.end(first)
+        second = await world.rank("b")
+        assert second.tenant.welcome.made
+        await asyncio.to_thread(second.show)
+        assert [int.from_bytes(read(second, place, 4), "big") for place in range(chunks)] == list(range(chunks))
+
+    run(tmp_path, scene, chunks=chunks)
+
+
+def test_an_arena_is_given_once_it_is_free_and_its_ledger_to_its_model_only(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        a, b = await world.rank("a"), await world.rank("b")
+        await asyncio.to_thread(a.show)
+        waiting = asyncio.create_task(asyncio.to_thread(b.show))
+        await until(lambda: bool(world.arenas.arenas[0].waiting))
+        assert world.arenas.owners() == ["a"] and not waiting.done()
+        a.park(Ledger("b", {0: 5, 2: 7}, CHUNK))
+        ledger = await waiting
+        assert (ledger.staged, ledger.dirty_bytes) == ({0: 5, 2: 7}, CHUNK)
+        b.park(Ledger("c", {0: 1}, 0))
+        assert (await asyncio.to_thread(a.show)).staged == {}, "what was staged for another is of no use"
+        a.park()
+        assert (await asyncio.to_thread(b.show)).staged == {}, "a ledger is good once"
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_owner_that_dies_leaves_an_arena_of_unknown_content(tmp_path: Path, others: int) -> None:
+    async def scene(world: World) -> None:
+        a, b = await world.rank("a"), await world.rank("b")
+        await asyncio.to_thread(a.show)
+        a.park(Ledger("b", {1: 4}, 0))
+        await asyncio.to_thread(b.show)
+        waiting = [asyncio.create_task(asyncio.to_thread(a.show)) for _ in range(others)]
+        await until(lambda: len(world.arenas.arenas[0].waiting) == others)
+        await world.end(b)
+        ledgers = [await task for task in waiting] or [await asyncio.to_thread(a.show)]
+        assert ledgers[0].staged == {} and world.arenas.owners() == ["a"]
+
+    run(tmp_path, scene)
+
+
+def test_whoever_dies_waiting_is_passed_over(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        a, b, c = [await world.rank(name) for name in "abc"]
+        await asyncio.to_thread(a.show)
+        lost = asyncio.create_task(asyncio.to_thread(b.tenant.take))
+        await until(lambda: len(world.arenas.arenas[0].waiting) == 1)
+        patient = asyncio.create_task(asyncio.to_thread(c.show))
+        await until(lambda: len(world.arenas.arenas[0].waiting) == 2)
+        await world.end(b)
+        with pytest.raises(OSError, match="gone"):
+            await lost
+        await until(lambda: len(world.arenas.arenas[0].waiting) == 1)
+        a.park()
+        await patient
+        assert world.arenas.owners() == ["c"]
+
+    run(tmp_path, scene)
+
+
+def test_who_dies_while_it_makes_the_arena_leaves_it_to_the_next(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        path = world.arenas.path
+        assert path is not None
+        with socket.socket(socket.AF_UNIX) as half:
+            half.connect(str(path))
+            half.sendall(protocol.frame(protocol.Attach(1, 0, 1, "a")))
+            await until(lambda: world.arenas.arenas[0].maker is not None)
+            with pytest.raises(ValueError, match="another engine is making"):
+                await world.rank("b")
+            memory = MemoryFile.make("chunk", CHUNK)
+            socket.send_fds(half, [protocol.frame(protocol.Chunks(1))], [memory.descriptor])
+            memory.close()
+        await until(lambda: world.arenas.arenas[0].maker is None)
+        assert not (await world.rank("b")).tenant.welcome.made
+
+    run(tmp_path, scene)
+
+
+def test_images_outlive_their_engines_and_come_with_the_wish_to_stage_them(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        a, b = await world.rank("a"), await world.rank("b")
+        world.arenas.stage("a", "b", 1e9)
+        await until(lambda: len(a.stages) == 1)
+        assert a.stages == [(protocol.Stage("", 0, 0.0), b"")], "what was never open cannot be staged"
+        b.keep(b"weights of b")
+        await until(lambda: world.arenas.image_bytes == 12)
+        await world.end(b)
+        world.arenas.stage("a", "b", 1e9)
+        world.arenas.stage("a", "", 0.0)
+        await until(lambda: len(a.stages) == 3)
+        assert a.stages[1:] == [(protocol.Stage("b", 12, 1e9), b"weights of b"), (protocol.Stage("", 0, 0.0), b"")]
+        again = await world.rank("b")
+        assert again.tenant.image is not None and os.pread(again.tenant.image, 20, 0) == b"weights of b"
+        again.keep(b"other weights")
+        await until(lambda: world.arenas.image_bytes == 13)
+
+    run(tmp_path, scene)
+
+
+def test_a_switch_is_recorded_when_every_rank_has_told_of_it(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        ranks = [(await world.rank("a", number), await world.rank("b", number)) for number in (0, 1)]
+        for a, b in ranks:
+            await asyncio.to_thread(a.show)
+            a.park()
+            await asyncio.to_thread(b.show)
+        ranks[0][1].tenant.tell(protocol.Timed((1.0, 2.0, 3.0, 4.0), "h2d", 0, 9, 0))
+        record = asyncio.create_task(world.arenas.switched("b"))
+        done, _ = await asyncio.wait({record}, timeout=0.05)
+        assert not done
+        ranks[1][1].tenant.tell(protocol.Timed((2.0, 2.0, 3.0, 4.0), "partial", 4, 5, 1))
+        found = sorted(await record, key=lambda rank: rank.record.path)
+        assert [(rank.record.path, rank.record.phases_s, rank.dirty_bytes) for rank in found] == [
+            ("h2d", (0.25, 1.0, 2.0, 3.0, 4.0), 0), ("partial", (0.25, 2.0, 2.0, 3.0, 4.0), 1),
+        ]  # fmt: skip
+        ranks[1][1].park()
+        await asyncio.to_thread(ranks[1][1].show)
+        again = asyncio.create_task(world.arenas.switched("b"))
+        done, _ = await asyncio.wait({again}, timeout=0.05)
+        assert not done, "a record of an earlier switch is none of this one"
+        again.cancel()
+
+    run(tmp_path, scene, ranks=2)
+
+
+def test_ranks_that_do_not_belong_here_are_refused(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        path = world.arenas.path
+        assert path is not None
+        for number, ranks in ((0, 2), (1, 1), (-1, 1)):
+            with pytest.raises(ValueError, match="the instance has 1"):
+                await asyncio.to_thread(Rank, path, "a", number, ranks)
+        nonsense = [
+            protocol.frame(protocol.Take(1)), b"\0\0\0\1\xff", b"\xff\xff\xff\xff",
+            protocol.frame(protocol.Attach(1, 0, 1, "x")) + protocol.frame(protocol.Keep(5)),
+            protocol.frame(protocol.Attach(1, 0, 1, "x")) + protocol.frame(protocol.Park("", {}, 0, 0.0)),
+            protocol.frame(protocol.Attach(1, 0, 1, "x")) + protocol.frame(protocol.Chunks(9)),
+        ]  # fmt: skip
+        for data in nonsense:
+            await asyncio.to_thread(is_closed_after, path, data)
+        await until(lambda: not world.arenas.ranks)
+        await world.rank("a")
+
+    run(tmp_path, scene)
+
+
+def is_closed_after(path: Path, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.connect(str(path))
+        connection.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(4096):
+                pass
