@@ -40,8 +40,9 @@ from talaria.profiles.points import DecodePoint, PrefillPoint
 ROUTER = "session-sticky"
 KNOBS = {"t_ttft": 600.0, "t_tpot": 0.5, "gamma": 1.0, "linger": 0.0, "tau": 0.0, "overload": "queue", "stage_rate": 0.0}
 """One session stays on one instance, and a grant is 1,200 decode steps."""
-STAGING_KNOBS = {**KNOBS, "visit_idle": True, "stage_rate": 1.0}
-"""Every round goes on to the other models, which are staged beside the call of the one that serves."""
+STAGING_KNOBS = {**KNOBS, "visit_idle": True, "stage_rate": 1.0, "t_tpot": 0.001}
+"""Every round goes on to the other models, which are staged beside the call of the one that serves; no decode is so fast that it would not
+get all of a round, so that a call ends in its first slot."""
 SWITCH_ROUNDS = 8
 OVERHEAD_CALLS = 16
 """Of each model, one at a time."""

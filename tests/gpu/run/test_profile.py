@@ -16,11 +16,15 @@ from talaria.gpu import config
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.gpu.profiling import write
 from talaria.gpu.profiling.grid import decode_points, prefill_points
-from talaria.gpu.profiling.measure import Measured, ModelMeasured, Restored, step_s
+from talaria.gpu.profiling.measure import STAGING_KNOBS, Measured, ModelMeasured, Restored, step_s
 from talaria.gpu.protocol import records
+from talaria.policy.knobs import Knobs, with_values
 from talaria.profiles import load
 from talaria.profiles.points import DecodePoint, PrefillPoint
+from tests.conformance.scenes import Scene
+from tests.conformance.world import Setup
 from tests.gpu.cluster import stub_document
+from tests.gpu.test_agent_staging import StagingWorld
 
 PREFILL_TOKEN_S, STEP_S = 1e-4, 0.01
 
@@ -63,6 +67,19 @@ def test_a_fit_that_misses_its_points_says_so_wherever_its_numbers_stand(tmp_pat
     assert document["description"].endswith(f"Poor fits: {bad} decode.")
     assert why in document["models"][bad]["decode_base_s"]["source"]
     assert "poor fit" not in json.dumps([document["models"][good], document["models"][bad]["prefill_base_s"]])
+
+
+def test_a_call_beside_which_is_staged_ends_in_one_slot_and_the_next_model_is_visited() -> None:
+    world = StagingWorld(Setup(knobs=with_values(Knobs(), STAGING_KNOBS)))
+    scene = Scene(world)
+    for model in (0, 1):
+        known = len(world.switches)
+        scene.first(f"long{model}", model=model, output=2000)
+        world.settle()
+        scene.first(f"touch{model}", model=model, output=2)
+        world.settle()
+        moves = [(row.source, row.target) for row in world.switches[known:]]
+        assert (world.models[model], world.models[1 - model]) in moves and len(moves) <= 4
 
 
 def switch(target: str, path: str, weights_s: float, save_s: float = 0.01, rate: float = 0.0) -> records.SwitchRow:
