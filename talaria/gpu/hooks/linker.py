@@ -124,7 +124,7 @@ class HostLinker:
     def reset(self) -> None:
         """The switch barrier: SGLang flushes before its KV is released. The pool keeps what it has.
 
-        Raises CopiesHang, which ends the engine.
+        Raises TimeoutError, which ends the engine.
         """
         until_s = time.monotonic() + _FLUSH_S
         self._checkpoints.drain(until_s)

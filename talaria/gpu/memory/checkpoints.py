@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from talaria.gpu.memory.layout import PageLayout
-from talaria.gpu.memory.mover import CopiesHang, Stream
+from talaria.gpu.memory.mover import Stream
 
 _log = logging.getLogger(__name__)
 
@@ -86,11 +86,11 @@ class Checkpoints:
         return bool(self._offers.popleft().kept)
 
     def drain(self, until_s: float) -> None:
-        """Wait for all of them, and forget them. Raises CopiesHang at ``until_s`` (``time.monotonic()``)."""
+        """Wait for all of them, and forget them. Raises TimeoutError at ``until_s`` (``time.monotonic()``)."""
         with self._changed:
             if not self._changed.wait_for(self._idle, until_s - time.monotonic()):
                 left = len(self._offers) - self.completed()
-                raise CopiesHang(f"{left} copies of KV to the host have not ended, or the instance agent does not answer")
+                raise TimeoutError(f"{left} copies of KV to the host have not ended, or the instance agent does not answer")
         self._offers.clear()
 
     def _idle(self) -> bool:

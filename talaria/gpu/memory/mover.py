@@ -19,10 +19,6 @@ class CopyFailed(RuntimeError):
     """A copy did not take place, or not wholly."""
 
 
-class CopiesHang(RuntimeError):
-    """Copies have not ended in time: what they read and write cannot be given up."""
-
-
 class Copies(NamedTuple):
     """Any number of copies, as arrays of the same length: where to, where from, and how much, in bytes."""
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from talaria.gpu.memory.layout import PageLayout
-from talaria.gpu.memory.mover import CopiesHang, CopyFailed, Event, Stream
+from talaria.gpu.memory.mover import CopyFailed, Event, Stream
 
 _POLL_S: Final = 0.002
 _log = logging.getLogger(__name__)
@@ -146,10 +146,10 @@ class Restores:
         return complete
 
     def drain(self, until_s: float) -> None:
-        """Wait for what runs, and forget the rest. Raises CopiesHang at ``until_s`` (``time.monotonic()``)."""
+        """Wait for what runs, and forget the rest. Raises TimeoutError at ``until_s`` (``time.monotonic()``)."""
         while not self.layers.idle():
             if time.monotonic() >= until_s:
-                raise CopiesHang("copies of KV from the host have not ended")
+                raise TimeoutError("copies of KV from the host have not ended")
             time.sleep(_POLL_S)
         for batch in list(self._running):
             self.finish(batch)

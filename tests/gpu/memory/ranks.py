@@ -75,7 +75,7 @@ class Rank:
         self.checkpoints.offer(pages, (), lambda number: self.client.save(number, digests))
 
     def flush(self, within_s: float = PATIENCE_S) -> None:
-        """Raises CopiesHang."""
+        """Raises TimeoutError."""
         until_s = time.monotonic() + within_s
         self.checkpoints.drain(until_s)
         self.restores.drain(until_s)

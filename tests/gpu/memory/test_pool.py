@@ -22,7 +22,6 @@ from talaria.gpu.memory.checkpoints import Checkpoints
 from talaria.gpu.memory.client import PoolClient
 from talaria.gpu.memory.cpu import CpuMover
 from talaria.gpu.memory.layout import Buffer, PageLayout
-from talaria.gpu.memory.mover import CopiesHang
 from talaria.gpu.memory.server import MemoryServer
 from talaria.gpu.protocol import memory as protocol
 from tests.gpu.memory.leaks import descriptors, mappings
@@ -272,11 +271,11 @@ def test_a_flush_ends_with_an_error_where_copies_hang(tmp_path: Path) -> None:
             await asyncio.to_thread(rank.flush)
             rank.loading.opened.clear()
             await asyncio.to_thread(rank.begin, "request", digests, [4, 5])
-            with pytest.raises(CopiesHang, match="from the host"):
+            with pytest.raises(TimeoutError, match="from the host"):
                 await asyncio.to_thread(rank.flush, 0.0)
             rank.saving.opened.clear()
             rank.offer(chain(*tokens_of(4)), [0, 1, 2, 3])
-            with pytest.raises(CopiesHang, match="1 copies of KV to the host"):
+            with pytest.raises(TimeoutError, match="1 copies of KV to the host"):
                 await asyncio.to_thread(rank.flush, 0.0)
             for stream in (rank.loading, rank.saving):
                 stream.opened.set()
