@@ -37,7 +37,6 @@ RECOMPUTE_FIT = {
     "worst": "none: two points, two coefficients",
     "ranges": {"tokens": (25_000, 100_000)},
 }
-RECOMPUTE_OTHERS = "as Qwen3-235B: nothing is published for this model"
 OPENING = (
     "opening takes seconds here: 0.5 s of H2D from a warm host image and about 1.1 s of set-up; "
     "with prefill that stays below the published return TTFT p95 of 2.11 s at tau = 0"
@@ -103,11 +102,11 @@ def decode(like: ModelNumbers, source: str) -> Table:
     return {name: assumed(float(f"{getattr(like, name):.4g}"), source) for name in DECODE}
 
 
-def recompute(provenance: str, source: str) -> Table:
-    """The cost of a lost prefix as a base and a slope through the two published points."""
+def recompute() -> Table:
+    """The cost of a lost prefix as a base and a slope through the two published points, of the one model that has them."""
     slope = (10.9 - 4.3) / 75_000
     values = {"recompute_base_s": 4.3 - 25_000 * slope, "recompute_s_per_token": slope}
-    return {name: {"value": round(value, 9), "provenance": provenance, "source": source} for name, value in values.items()}
+    return {name: {"value": round(value, 9), "provenance": "fitted", "source": RECOMPUTE} for name, value in values.items()}
 
 
 def sizes(hub_id: str, tp: int, family: str, layers: int, weights: Table, kv: Table, window: Table) -> Table:
@@ -151,7 +150,7 @@ def _qwen3_235b(b200: Models) -> Table:
     return {
         **sizes(hub_id, 8, "mha", 94, weights, kv, WINDOW_QWEN3_235B),
         **prefill(b200["Qwen3-235B-fp8"], "profile b200, Qwen3-235B-fp8; BF16 is likely slower"),
-        **recompute("fitted", RECOMPUTE),
+        **recompute(),
     }
 
 
@@ -161,7 +160,6 @@ def _glm5(b200: Models) -> Table:
     return {
         **sizes("nvidia/GLM-5-NVFP4", 8, "mla", 78, weights, kv, WINDOW_GLM5),
         **prefill(b200["GLM-5-nvfp4"], "profile b200, GLM-5-nvfp4"),
-        **recompute("assumed", RECOMPUTE_OTHERS),
     }
 
 
@@ -176,7 +174,6 @@ def _qwen35_122b(b200: Models) -> Table:
         "state_bytes": assumed(state, "36 gated delta layers: 8 value heads of 128x128 a rank in FP32, 3 steps of 1,536 BF16 channels"),
         "checkpoint_tokens": CHECKPOINT_TOKENS,
         **prefill(b200["Qwen3.5-35B-A3B"], like, 10 / 3 / 2),
-        **recompute("assumed", RECOMPUTE_OTHERS),
     }
 
 
