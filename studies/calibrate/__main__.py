@@ -15,7 +15,8 @@ def fit(testbed: Testbed, trials: int, rounds: int) -> None:
     draft = testbed.draft()
     began = time.perf_counter()
     values = search.search(testbed, draft, trials, _say)
-    values = search.polish(testbed, draft, values, rounds, _say)
+    if rounds:
+        values = search.polish(testbed, draft, values, rounds, _say)
     _finish(testbed, values, began)
 
 
@@ -43,7 +44,7 @@ def main() -> int:
         command.add_argument("testbed", choices=testbeds.NAMES)
         if name == "fit":
             command.add_argument("--trials", type=int, default=60, help="a quarter by TPE, the rest by CMA-ES (default: 60)")
-            command.add_argument("--rounds", type=int, default=2, help="gradients of the polish (default: 2)")
+            command.add_argument("--rounds", type=int, default=2, help="gradients of the polish, 0 for none (default: 2)")
     arguments = parser.parse_args()
     if arguments.command == "fit" and (arguments.trials < search.LEAST_TRIALS or arguments.rounds < 0):
         parser.error(f"--trials is from {search.LEAST_TRIALS}, --rounds from 0")
