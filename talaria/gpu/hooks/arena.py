@@ -69,6 +69,7 @@ class Attached:
         """Address, bytes and bytes of a page of each fragment."""
         tenant.take()
         self.arena.show(self.window, range(self.arena.count))
+        mover.fill(self.window.address, self.window.nbytes, 0)  # what others left between tensors is no part of an image
         self.nbytes = placing.move(model, self.window.address, self.window.nbytes, device)
         self._model = model
         self._addresses: dict[str, int] = {}
