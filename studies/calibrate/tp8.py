@@ -97,7 +97,7 @@ PARAMETERS = (
     _parameter("contention", "", (1.0, 1.16, 2.0), "two streams on one link", hardware("contention_factor")),
     _parameter("restore", "B/s", (3e9, 4.2e9, 33e9), "scattered pages: at most the link", hardware("restore_bytes_per_s"), log=True),
     _parameter("link_load", "", (1.0, 1.756, 2.5), "the stress run's host link, shared with what stresses it", component("link_load")),
-    _parameter("partial_stage", "s", (0.5, 2.9, 2.9), "less than all of any model", component("partial_stage_s")),
+    _parameter("partial_stage", "s", (0.5, 2.9, 2.9), "less than all of most models", component("partial_stage_s")),
     _parameter("switch_cv", "", (0.02, 0.1, 0.3), "spread of switches of one kind", hardware("switch_cv"), log=True),
 )
 

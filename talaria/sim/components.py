@@ -21,6 +21,7 @@ from talaria.yamlfile import read_mapping
 FILE = Path(__file__).with_suffix(".yaml")
 ASKED = ("d2d", "partial", "h2d")
 _STAGED_WHOLE = 1.01  # of the time that staging takes
+_STAGED_PARTLY = 0.95  # at most, so that something is left to load
 
 
 class ComponentRun(BaseModel):
@@ -34,7 +35,7 @@ class ComponentRun(BaseModel):
     repeats: Annotated[int, Field(ge=1, le=100_000)]
     """Switches into each model by each path."""
     partial_stage_s: Seconds
-    """How long the target is staged before a partial switch."""
+    """How long the target is staged before a partial switch, or until nearly all of it is."""
     link_load: Factor
     """H2D is so many times slower than in a quiet switch."""
     notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -64,7 +65,7 @@ def _by_path(settings: ComponentRun, profile: Profile, path: str, seed: int) -> 
         if path != "h2d":
             memory.stage(target, 1.0, now_s)
             whole_s = _STAGED_WHOLE * profile.model(target).weight_bytes / hardware.staging_bytes_per_s
-            now_s += whole_s if path == "d2d" else settings.partial_stage_s
+            now_s += whole_s if path == "d2d" else min(settings.partial_stage_s, _STAGED_PARTLY * whole_s)
         cost = memory.plan_switch(source, target, [], 0.0, now_s)
         ranks = variation.ranks_s(cost._replace(load_s=cost.load_s * settings.link_load), hardware.tp)
         records += [SwitchRecord(phases_s, cost.path, cost.d2d_bytes, cost.h2d_bytes) for phases_s in ranks]

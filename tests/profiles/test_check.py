@@ -44,15 +44,19 @@ def test_a_shipped_profile_has_no_errors(name: str) -> None:
         ("state_bytes", 0, f"models.{HYBRID}.state_bytes"),
         ("checkpoint_tokens", 0, f"models.{HYBRID}.checkpoint_tokens"),
         ("open_s", 0.1, f"models.{HYBRID}.open_s"),
-        ("recompute_s_per_token", 0.0, f"models.{HYBRID}.recompute_s_per_token"),
     ],
 )
 def test_numbers_that_contradict_physics_are_errors(field: str, value: float, where: str) -> None:
     assert where in [finding.where for finding in check(changed({field: value})) if finding.level == "error"]
 
 
+def test_a_lost_prefix_that_costs_the_same_at_any_length_is_an_error() -> None:
+    profile = changed({"recompute_base_s": 1.0, "recompute_s_per_token": 0.0})
+    assert f"models.{HYBRID}.recompute_s_per_token" in [finding.where for finding in check(profile) if finding.level == "error"]
+
+
 def test_work_that_takes_no_time_is_an_error() -> None:
-    profile = changed({"decode_base_s": 0.0, "decode_s_per_sequence": 0.0})
+    profile = changed({"decode_base_s": 0.0, "decode_s_per_sequence": 0.0, "decode_s_per_context_token": 0.0})
     assert [finding.where for finding in check(profile) if finding.level == "error"] == [f"models.{HYBRID}.decode_base_s"]
 
 

@@ -1,6 +1,7 @@
 """What holds of the published results as the simulator stands: orders and bands, over a few seeds. docs/fidelity.md lists what does not.
 
-A band is the bar of the reproduction, widened to what so few seeds can miss it by: with n seeds a mean moves by about twice the
+The replay's are held to the bars themselves where they are met, on the ten draws that docs/fidelity.md reports and no fit has seen; runs
+repeat to the byte. Elsewhere a band is the bar, widened to what few seeds can miss it by: with n seeds a mean moves by about twice the
 standard deviation over seeds through √n.
 """
 
@@ -20,7 +21,7 @@ from talaria.sim.compare import MECHANISMS
 from talaria.sim.components import simulate_components
 from talaria.sim.run import simulate
 
-SEEDS = range(10_000, 10_003)
+SEEDS = range(10_000, 10_010)
 
 
 def means(key: Experiment, seeds: range) -> dict[str, float]:
@@ -57,25 +58,31 @@ def test_sct_is_in_the_published_order(replay: dict[str, dict[str, float]]) -> N
     ("config", "published_s"), [("talaria", 189), ("h2d-only", 194), ("no-hkvr", 486), ("no-sp", 623), ("round-only", 1000)]
 )
 def test_half_of_the_sessions_take_the_published_time(config: str, published_s: float, replay: dict[str, dict[str, float]]) -> None:
-    """Bar 15 %; medians vary by 10 to 15 % from draw to draw, over three seeds 2 × 13 % / √3 more."""
-    assert replay[config]["sct_p50_s"] == pytest.approx(published_s, rel=0.30)
+    """The bar, 15 %."""
+    assert replay[config]["sct_p50_s"] == pytest.approx(published_s, rel=0.15)
 
 
 @pytest.mark.xdist_group("reproduce-bands")
 def test_tails_of_sct_are_near_the_published_ones(replay: dict[str, dict[str, float]]) -> None:
-    """Bar 20 % of 867 and 2296 s; the draws' standard deviation is about 20 % of the mean, over three seeds 2 × 20 % / √3 more."""
-    assert replay["talaria"]["sct_p95_s"] == pytest.approx(867, rel=0.43)
-    assert replay["round-only"]["sct_p95_s"] == pytest.approx(2296, rel=0.43)
+    """Bar 20 % of 867 and 2296 s. Talaria's misses it: 646 s over these draws, whose standard error is 5 %, so 26 % and 2 × 5 % are held."""
+    assert replay["talaria"]["sct_p95_s"] == pytest.approx(867, rel=0.36)
+    assert replay["round-only"]["sct_p95_s"] == pytest.approx(2296, rel=0.20)
+
+
+@pytest.mark.xdist_group("reproduce-bands")
+def test_half_of_the_sessions_gain_the_published_factor(replay: dict[str, dict[str, float]]) -> None:
+    """Round-only over talaria at p50: published 1000 / 189, bar 15 %."""
+    assert replay["round-only"]["sct_p50_s"] / replay["talaria"]["sct_p50_s"] == pytest.approx(1000 / 189, rel=0.15)
 
 
 @pytest.mark.xdist_group("reproduce-bands")
 def test_rounds_switches_and_their_time_are_near_the_published_ones(replay: dict[str, dict[str, float]]) -> None:
-    """Bar of all errors 10 % at the median; sums over a run vary by 10 % from draw to draw, over three seeds 2 × 10 % / √3 more."""
+    """Twice the bar of all errors at the median, 10 %; round-only's rounds are within it too."""
     for config, name, published in (
         ("talaria", "rounds", 200), ("talaria", "round_wall_s", 1632), ("talaria", "switch_s", 565), ("talaria", "switches", 600),
-        ("h2d-only", "round_wall_s", 1753), ("h2d-only", "switch_s", 907), ("h2d-only", "switches", 600),
+        ("h2d-only", "round_wall_s", 1753), ("h2d-only", "switch_s", 907), ("h2d-only", "switches", 600), ("round-only", "rounds", 339),
     ):  # fmt: skip
-        assert replay[config][name] == pytest.approx(published, rel=0.22), (config, name)
+        assert replay[config][name] == pytest.approx(published, rel=0.20), (config, name)
 
 
 @pytest.mark.xdist_group("reproduce-bands")
@@ -94,17 +101,16 @@ def test_switches_from_the_host_take_the_published_time(replay: dict[str, dict[s
 
 @pytest.mark.xdist_group("reproduce-bands")
 def test_staging_makes_switches_shorter_by_the_published_third(replay: dict[str, dict[str, float]]) -> None:
-    """Published mean 1,071 ms against 1,521, a ratio of 0.70; 10 % for the bar, 5 % for three seeds."""
+    """Published mean 1,071 ms against 1,521, a ratio of 0.70; 10 % for the bar, 5 % for the draws."""
     assert replay["talaria"]["switch_mean_s"] / replay["h2d-only"]["switch_mean_s"] == pytest.approx(0.70, rel=0.15)
 
 
 @pytest.mark.xdist_group("reproduce-bands")
 @pytest.mark.parametrize("target", [target for _, target in targets.load().targets() if isinstance(target.by, ComponentSource)])
 def test_the_component_run_is_near_the_published_table(target: Target, components_found: dict[str, float]) -> None:
-    """Bar 10 % at p50: 120 switches a path and seed leave an error of a phase's median of 5 %. A spread (p95) is held to 35 %,
-    since one spread serves all paths."""
+    """The bar, 10 % at p50. A spread (p95) is held to 35 %, since one spread serves all paths."""
     assert isinstance(target.by, ComponentSource) and isinstance(target.value, int | float)
-    bar = 0.15 if target.by.percent == 50 else 0.35
+    bar = 0.10 if target.by.percent == 50 else 0.35
     assert 1e3 * components_found[target.by.measure] == pytest.approx(target.value, rel=bar)
 
 
