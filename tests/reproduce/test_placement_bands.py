@@ -57,7 +57,7 @@ def test_at_high_load_the_slowest_starts_are_latest_under_least_pressure() -> No
 
 @pytest.mark.parametrize(("name", "sign"), [("same_instance_return", 1), ("residency_hit", -1), ("model_opens", 1)])
 def test_returns_home_and_opens_rise_and_residency_falls_with_tau(name: str, sign: int) -> None:
-    """From end to end well clear of the spread of ten draws, 5 % of a mean; no step goes back by more than that."""
+    """From end to end by more than ten draws move a mean, twice 2.5 %; no step goes back by more than that."""
     at = [mean(Experiment(TAU_SWEEP, "talaria", tau), name) * sign for tau in TAUS]
-    assert at[-1] - at[0] > 0.1 * abs(at[0])
+    assert at[-1] - at[0] > 0.05 * abs(at[0])
     assert all(high > low - 0.05 * abs(low) for low, high in pairwise(at))
