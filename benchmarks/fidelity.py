@@ -40,10 +40,13 @@ WORK = {
 
 MEMORY = {"host_kv_gib": 0.25, "arena": {"managed_gib": 0.02, "chunk_kib": 16, "staging_gib_s": 0.004}}
 """A model's weights take most of a second."""
+SHORT_ROUNDS = {"t_ttft": 0.8}
+"""So that staging does not always come to its end."""
 
 
 def cluster(python: str, models: Path, logs: Path, *, staged: bool) -> dict[str, Any]:
     return {
+        "policy": {"knobs": SHORT_ROUNDS if staged else {}},
         "schema": "talaria.cluster/1",
         "name": "cpu-pair",
         "models": {name: {"path": str(models / name), "kv_tokens": 20_000} for name in MODELS},
@@ -84,7 +87,7 @@ def fidelity(directory: Path, repetitions: int) -> dict[str, Any]:
     longest = max(call.prompt_tokens + call.output_tokens for session in sessions for call in session.calls)
     program("talaria-gpu", directory, "profile", "cluster.yaml", "-o", "measured.json", "--max-tokens", str(longest))
     document = yaml.safe_load((directory / "cluster.yaml").read_text())
-    document["policy"] = {"profile": str((directory / "measured.json").resolve())}
+    document["policy"]["profile"] = str((directory / "measured.json").resolve())
     (directory / "cluster.yaml").write_text(yaml.safe_dump(document))
     program("talaria-gpu", directory, "run", "cluster.yaml", *replay, "gpu")
     program("talaria-sim", directory, "run", "--scenario", "./measured-scenario.yaml", *replay, "sim")
