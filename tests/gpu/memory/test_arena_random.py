@@ -15,7 +15,6 @@ import pytest
 from talaria.gpu import config
 from tests.gpu.memory.shared import Call, Shared, shared, wrong
 
-MODELS = ("qwen3", "llama")
 SESSIONS, STEPS, KV_TOKENS = 4, 60, 2048
 POOL_BYTES = 3 * 2**20
 """On each rank; the sessions have more pages than that."""
@@ -26,10 +25,10 @@ PATIENCE_S = 60.0
 class World:
     """One run, and what it has to show at its end."""
 
-    def __init__(self, pair: Shared, tp: int, draw: random.Random) -> None:
-        self.pair, self.tp, self.draw = pair, tp, draw
-        self.calls: dict[str, list[Call]] = {model: [] for model in MODELS}
-        self.sessions = {model: [self.some(20, 120) for _ in range(SESSIONS)] for model in MODELS}
+    def __init__(self, pair: Shared, tp: int, models: tuple[str, str], draw: random.Random) -> None:
+        self.pair, self.tp, self.models, self.draw = pair, tp, models, draw
+        self.calls: dict[str, list[Call]] = {model: [] for model in models}
+        self.sessions = {model: [self.some(20, 120) for _ in range(SESSIONS)] for model in models}
         self.paths: Counter[str] = Counter()
         self.restored_tokens = 0
         self.images = self.image_sums()
@@ -48,7 +47,7 @@ class World:
 
     @property
     def other(self) -> str:
-        return next(model for model in MODELS if model != self.active)
+        return next(model for model in self.models if model != self.active)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class World:
         assert memory.store.audit() == []
         assert set(self.pair.arenas.owners()) == {self.active}
         assert not any(arena.waiting for arena in self.pair.arenas.arenas)
-        assert len(self.pair.arenas.ranks) == self.tp * len(MODELS)
+        assert len(self.pair.arenas.ranks) == self.tp * len(self.models)
         assert self.pair.downs == []
         staged = self.pair.engines.staged()
         assert 0 <= staged.clean_bytes <= staged.weight_bytes and 0 <= staged.dirty_bytes <= staged.weight_bytes
@@ -142,14 +141,16 @@ def alive(groups: list[int]) -> list[int]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("tp", [1, 2])
-def test_no_answer_ever_changes(cpu_engine: config.Engine, tiny_models: Path, engine_python: str, tmp_path: Path, tp: int) -> None:
+@pytest.mark.parametrize(("tp", "models"), [(1, ("qwen3", "llama")), (2, ("qwen3", "llama")), (1, ("llama", "deepseek"))])
+def test_no_answer_ever_changes(
+    cpu_engine: config.Engine, tiny_models: Path, engine_python: str, tmp_path: Path, tp: int, models: tuple[str, str]
+) -> None:
     async def main() -> tuple[World, list[int]]:
         async with shared(
-            cpu_engine, {name: tiny_models / name for name in MODELS}, tmp_path, tp=tp, kv_tokens=KV_TOKENS, pool_bytes=POOL_BYTES * tp,
+            cpu_engine, {name: tiny_models / name for name in models}, tmp_path, tp=tp, kv_tokens=KV_TOKENS, pool_bytes=POOL_BYTES * tp,
             staging_bytes_per_s=BYTES_PER_S,
         ) as pair:  # fmt: skip
-            world = World(pair, tp, random.Random(tp))
+            world = World(pair, tp, models, random.Random(tp))
             groups = [engine.pid for engine in pair.engines.engines.values() if engine.pid is not None]
             for number in range(STEPS):
                 await world.step()()
