@@ -64,7 +64,7 @@ def test_half_of_the_sessions_take_the_published_time(config: str, published_s: 
 
 @pytest.mark.xdist_group("reproduce-bands")
 def test_tails_of_sct_are_near_the_published_ones(replay: dict[str, dict[str, float]]) -> None:
-    """Bar 20 % of 867 and 2296 s. Talaria's misses it: 646 s over these draws, whose standard error is 5 %, so 26 % and 2 × 5 % are held."""
+    """Bar 20 % of 867 and 2296 s. Talaria's misses it: 646 s here, standard error 5 %; 26 % and 2 × 5 % are held."""
     assert replay["talaria"]["sct_p95_s"] == pytest.approx(867, rel=0.36)
     assert replay["round-only"]["sct_p95_s"] == pytest.approx(2296, rel=0.20)
 
