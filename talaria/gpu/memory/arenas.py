@@ -48,7 +48,7 @@ class _Arena:
 
 
 class Arenas:
-    """``ranks`` arenas of ``count`` chunks each. ``staged(model, figures)`` hears of a rank's staging, by the model that is active."""
+    """``ranks`` arenas of ``count`` chunks each."""
 
     def __init__(self, ranks: int, count: int, chunk_bytes: int, *, check: bool = False) -> None:
         self.path: Path | None = None
@@ -83,6 +83,8 @@ class Arenas:
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
         for rank in tuple(self.ranks):
             rank.peer.close()
         held = [descriptor for arena in self.arenas for descriptor in arena.chunks]
@@ -110,9 +112,9 @@ class Arenas:
             return
         image, image_bytes = self.images.get((message.model, message.rank), (-1, 0))
         welcome = protocol.Welcome(self.count, self.chunk_bytes, bool(arena.chunks), self.check, image_bytes)
-        rank.peer.send(welcome, [image] if image_bytes else [])
         if not arena.chunks:
-            arena.maker = rank
+            arena.maker = rank  # before anything is sent: that may find the rank gone
+        rank.peer.send(welcome, [image] if image_bytes else [])
         for at in range(0, len(arena.chunks), MOST_DESCRIPTORS):
             some = arena.chunks[at : at + MOST_DESCRIPTORS]
             rank.peer.send(protocol.Chunks(len(some)), some)
@@ -187,7 +189,7 @@ class Arenas:
 
     def stage(self, active: str, model: str, bytes_per_s: float) -> None:
         """Every rank of the active model stages ``model`` as fast as that at most; an empty name: nothing. What was never open is not."""
-        for rank in self.ranks:
+        for rank in tuple(self.ranks):  # one that is gone leaves them
             if rank.model == active:
                 image, nbytes = self.images.get((model, rank.number), (-1, 0))
                 stage = protocol.Stage(model, nbytes, bytes_per_s) if nbytes else protocol.Stage("", 0, 0.0)
