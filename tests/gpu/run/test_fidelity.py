@@ -36,5 +36,5 @@ def test_the_mix_of_switch_paths_is_predicted(engine_python: str, tmp_path: Path
     assert {hardware[name]["provenance"] for name in ("staging_bytes_per_s", "d2d_bytes_per_s", "restore_bytes_per_s")} == {"measured"}
     mix = found["switches"]
     assert all(sum(mix[which].values()) == pytest.approx(1) for which in ("simulated", "measured"))
-    assert mix["measured"]["d2d"] > 0 and mix["measured"]["partial"] + mix["measured"]["h2d"] > 0
+    assert sum(share > 0 for share in mix["measured"].values()) > 1, "one path only is easily predicted"
     assert mix["difference"] <= MIX_DIFFERENCE, mix
