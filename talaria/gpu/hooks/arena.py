@@ -7,6 +7,7 @@ their host image, and with KV that is all zeros.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -20,12 +21,13 @@ from talaria.gpu.memory import gather
 from talaria.gpu.memory.arena import Arena
 from talaria.gpu.memory.cpu import MemoryFile, unmap
 from talaria.gpu.memory.gather import NOTHING, Image, Ledger
-from talaria.gpu.memory.mover import Mover
+from talaria.gpu.memory.mover import CopyFailed, Mover
 from talaria.gpu.memory.stager import KvRegion
 from talaria.gpu.memory.tenant import Tenant
 from talaria.gpu.protocol import arena as protocol
 from talaria.gpu.protocol.engine import MODEL_VARIABLE
 
+_log = logging.getLogger(__name__)
 _POISON: Final = 0xFF
 """Makes a number that is none of every float."""
 
@@ -64,7 +66,8 @@ class Attached:
         self.kv_buffers: Callable[[], list[torch.Tensor]] = list
         """Of SGLang's pool, in the order in which they were carved."""
         self.staging: Stages | None = None
-        self._images: dict[str, Image] = {}
+        self._images: dict[str, tuple[int, Image]] = {}
+        """By model: its memory file, and where that is mapped."""
         self._kv_bytes: list[tuple[int, int, int]] = []
         """Address, bytes and bytes of a page of each fragment."""
         tenant.take()
@@ -175,28 +178,36 @@ class Attached:
     # --- staging -----------------------------------------------------------------------------------------------------
 
     def stage(self, message: protocol.Stage, descriptor: int | None) -> None:
-        """What the agent wants to be staged; on the connection's own thread."""
+        """What the agent wants to be staged; on the connection's own thread. What cannot be is not, and the engine goes on."""
+        if (staging := self.staging) is None:
+            return
+        if descriptor is None:
+            staging.unstage()
+            return
         try:
-            if self.staging is None:
-                return
-            if descriptor is None:
-                self.staging.unstage()
-            else:
-                self.staging.stage(message.model, self._image_of(message.model, message.nbytes, descriptor), message.bytes_per_s)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            staging.stage(message.model, self._image_of(staging, message.model, message.nbytes, descriptor), message.bytes_per_s)
+        except (OSError, ValueError, CopyFailed) as error:
+            _log.error("talaria: %s cannot be staged: %s", message.model, error)
+            staging.unstage()
 
-    def _image_of(self, model: str, nbytes: int, descriptor: int) -> Image:
-        """Mapped and pinned once; anew where the model has come to have another image."""
-        known = self._images.get(model)
-        if known is not None and known.nbytes == nbytes:
-            return known
-        if known is not None:
-            self.mover.unpin(known.address)
-            unmap(known.address, known.nbytes)
-        image = self._images[model] = Image(MemoryFile(descriptor, nbytes).map(0, nbytes), nbytes)
-        self.mover.pin(image.address, nbytes)
+    def _image_of(self, staging: Stages, model: str, nbytes: int, descriptor: int) -> Image:
+        """Mapped and pinned once; anew where the model has come to have another image. Raises OSError, CopyFailed."""
+        file = os.fstat(descriptor).st_ino
+        if model in self._images:
+            known, image = self._images[model]
+            if known == file:
+                return image
+            staging.unstage()  # nothing reads it any more
+            del self._images[model]
+            self.mover.unpin(image.address)
+            unmap(image.address, image.nbytes)
+        image = Image(MemoryFile(descriptor, nbytes).map(0, nbytes), nbytes)
+        try:
+            self.mover.pin(image.address, nbytes)
+        except CopyFailed:
+            unmap(image.address, nbytes)
+            raise
+        self._images[model] = file, image
         return image
 
 
@@ -230,8 +241,12 @@ def attach(model: Any, device: torch.device) -> None:
 
 
 def _stage(message: protocol.Stage, descriptor: int | None) -> None:
-    if attached is not None:
-        attached.stage(message, descriptor)
+    try:
+        if attached is not None:
+            attached.stage(message, descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 # --- SGLang's switch ---------------------------------------------------------------------------------------------------

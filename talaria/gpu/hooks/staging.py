@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-
-import torch
 
 from talaria.gpu import compat
 from talaria.gpu.hooks import arena
@@ -20,10 +18,10 @@ from talaria.gpu.protocol import arena as protocol
 class Staging:
     """Implements ``arena.Stages`` for a window whose KV is ``region``, with ``tail`` as its pages."""
 
-    def __init__(self, attached: arena.Attached, region: KvRegion, tail: Tail, streams: Sequence[Any]) -> None:
+    def __init__(self, attached: arena.Attached, region: KvRegion, tail: Tail, streams: Callable[[], Sequence[Any]]) -> None:
         self._attached, self._region, self._tail = attached, region, tail
         self._streams = streams
-        """Of SGLang, which write KV."""
+        """Of SGLang, which write KV: those of now, since its loop may begin with another than it was made with."""
         self._copies = attached.mover.stream()
 
     def serve(self) -> None:
@@ -45,7 +43,7 @@ class Staging:
 
     def _written(self) -> list[Any]:
         """A call that has ended may have one more step under way, which writes to pages that are free already."""
-        return [stream.record_event() for stream in self._streams]
+        return [stream.record_event() for stream in self._streams()]
 
 
 def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> None:
@@ -54,8 +52,7 @@ def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> Non
     if attached is None or attached.kv is None or not isinstance(allocator, LowPagesAllocator):
         return
     assert allocator.tail is not None
-    streams = [stream for stream in (scheduler.forward_stream, scheduler.schedule_stream) if isinstance(stream, torch.Stream)]
-    attached.staging = Staging(attached, attached.kv, allocator.tail, streams)
+    attached.staging = Staging(attached, attached.kv, allocator.tail, lambda: (scheduler.forward_stream, scheduler.schedule_stream))
     attached.staging.serve()
 
 

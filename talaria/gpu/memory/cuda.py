@@ -33,8 +33,8 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 
 class CudaEvent:
-    def __init__(self, driver: Any, stream: Any) -> None:
-        self._driver = driver
+    def __init__(self, driver: Any, context: Any, stream: Any) -> None:
+        self._driver, self._context = driver, context
         self._event = _checked(driver.cuEventCreate(_BLOCKING_EVENT | _UNTIMED))
         _checked(driver.cuEventRecord(self._event, stream))
 
@@ -46,6 +46,7 @@ class CudaEvent:
         return bool(status != self._driver.CUresult.CUDA_ERROR_NOT_READY)
 
     def wait(self) -> None:
+        _checked(self._driver.cuCtxSetCurrent(self._context))  # the caller's thread may be one of ours
         _checked(self._driver.cuEventSynchronize(self._event))
 
     def hold_compute(self) -> None:
@@ -66,7 +67,7 @@ class CudaStream:
             for earlier in after:
                 _checked(driver.cuStreamWaitEvent(self._stream, earlier.cuda_event, 0))
             self._begin(copies)
-            return CudaEvent(driver, self._stream)
+            return CudaEvent(driver, self._context, self._stream)
         except CopyFailed:
             driver.cuStreamSynchronize(self._stream)  # what did begin must not be under way when the caller gives the memory to others
             raise

@@ -64,8 +64,7 @@ def gather(arena: Arena, window: Window, image: Image, staged: dict[int, int], s
     lacking = [chunk for chunk in range(weights) if chunk not in staged]
     d2d = copies((window.address + chunk * size, window.address + place * size, image.size(chunk, size)) for chunk, place in copied)
     h2d = from_image(image, lacking, window.address, size)
-    stream.copy(h2d)
-    event = stream.copy(d2d)
+    event = stream.copy(Copies(*(np.concatenate(both) for both in zip(h2d, d2d, strict=True))))  # one event, which knows if any failed
     d2d_bytes = sum(image.size(chunk, size) for chunk in staged)
     return Gathered(d2d_bytes, int(h2d.nbytes.sum()), d2d_bytes - int(d2d.nbytes.sum()), event)
 

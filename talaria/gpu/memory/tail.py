@@ -209,7 +209,11 @@ class Tail:
         stager, now_s = self._stager, self._clock()
         if stager is None or stager.map.target is None or self._starved or now_s < self._due_s:
             return None
-        event = stager.step(self._pool.high_water, self._written())
+        try:
+            event = stager.step(self._pool.high_water, self._written())
+        except CopyFailed as error:
+            self._give_up(stager, error)
+            return None
         if event is None:
             self._starved, self._since_s = True, None
             return None
@@ -222,6 +226,8 @@ class Tail:
         """How long there is nothing to do; None: until somebody wakes the thread."""
         if self._stager is None or (self._stager.map.target is None and not self._told.target):
             return None
+        if self._stager.map.target is None:
+            return max(0.0, self._tell_s - self._clock())
         return TELL_S if self._starved else min(TELL_S, max(0.0, self._due_s - self._clock()))
 
     def _finish(self, stager: Stager, event: Event) -> None:
@@ -235,8 +241,11 @@ class Tail:
                 self._copying_s += now_s - self._since_s
                 self._since_s = now_s
             if not stager.settle():
-                _log.error("talaria: staging of %s is given up: a copy failed", stager.map.target)
-                stager.map.cancel()
+                self._give_up(stager, "a copy failed")
+
+    def _give_up(self, stager: Stager, why: object) -> None:
+        _log.error("talaria: staging of %s is given up: %s", stager.map.target, why)
+        stager.map.cancel()
 
     def _report(self) -> None:
         now_s = self._clock()

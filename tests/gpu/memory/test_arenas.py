@@ -220,6 +220,34 @@ def test_who_dies_while_it_makes_the_arena_leaves_it_to_the_next(tmp_path: Path)
     run(tmp_path, scene)
 
 
+def test_who_is_gone_before_it_is_answered_makes_no_arena(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        path = world.arenas.path
+        assert path is not None
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(str(path))
+            gone.sendall(protocol.frame(protocol.Attach(1, 0, 1, "a")))
+        assert not (await world.rank("b")).tenant.welcome.made
+
+    run(tmp_path, scene)
+
+
+def test_a_rank_that_is_gone_when_it_is_to_stage_is_lost_and_no_other(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        path = world.arenas.path
+        assert path is not None
+        living = await world.rank("a")
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(str(path))
+            gone.sendall(protocol.frame(protocol.Attach(1, 0, 1, "a")))
+            await until(lambda: [rank.model for rank in world.arenas.ranks] == ["a", "a"])
+        world.arenas.stage("a", "", 0.0)
+        assert len(world.arenas.ranks) == 1
+        await until(lambda: len(living.stages) == 1)
+
+    run(tmp_path, scene)
+
+
 def test_images_outlive_their_engines_and_come_with_the_wish_to_stage_them(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         a, b = await world.rank("a"), await world.rank("b")

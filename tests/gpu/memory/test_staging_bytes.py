@@ -11,8 +11,8 @@ import pytest
 
 from talaria.gpu.memory.arena import Arena, Window
 from talaria.gpu.memory.cpu import CpuMover, CpuStream, MemoryFile, unmap
-from talaria.gpu.memory.gather import Image
-from talaria.gpu.memory.mover import Copies
+from talaria.gpu.memory.gather import Image, gather
+from talaria.gpu.memory.mover import Copies, CopyFailed
 from talaria.gpu.memory.stager import KvRegion, Stager
 from talaria.substrate.pages import PagePool
 
@@ -208,6 +208,25 @@ def test_a_chunk_whose_copy_failed_is_missing() -> None:
     stager.settle()
     assert stager.map.clean_bytes == 0 and stager.map.in_flight is None
     broken.close()
+    device.close()
+
+
+def test_a_switch_hears_of_every_copy_that_failed() -> None:
+    class Shaky(CpuStream):
+        copied = 0
+
+        def move(self, copies: Copies) -> None:
+            self.copied += 1
+            if self.copied == 1:
+                raise RuntimeError("no")
+            super().move(copies)
+
+    device, shaky = Device(random.Random(1)), Shaky()
+    target = device.models["b"]
+    gathered = gather(device.arena, target.window, target.image, {0: 9}, shaky)
+    with pytest.raises(CopyFailed):
+        gathered.event.wait()
+    shaky.close()
     device.close()
 
 

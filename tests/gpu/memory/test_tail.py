@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from talaria.gpu.memory.arena import Arena
 from talaria.gpu.memory.cpu import CpuMover, CpuStream, MemoryFile, unmap
 from talaria.gpu.memory.gather import NOTHING, Image, Ledger
-from talaria.gpu.memory.mover import Copies
+from talaria.gpu.memory.mover import Copies, CopyFailed, Event
 from talaria.gpu.memory.stager import KvRegion, Stager
 from talaria.gpu.memory.tail import Figures, Tail
 from talaria.substrate.pages import Extent, OutOfPages
@@ -224,15 +225,26 @@ def test_it_tells_how_far_it_is_and_when_that_changes() -> None:
     rank.close()
 
 
-def test_a_copy_that_fails_ends_staging_and_not_the_engine() -> None:
-    class Broken(CpuStream):
-        def move(self, copies: Copies) -> None:
-            raise RuntimeError("no")
+class Broken(CpuStream):
+    def move(self, copies: Copies) -> None:
+        raise RuntimeError("no")
 
-    rank = Rank(Broken())
+
+class Refusing(CpuStream):
+    def copy(self, copies: Copies, after: Sequence[Any] = ()) -> Event:
+        raise CopyFailed("no")
+
+
+@pytest.mark.parametrize("stream", [Broken, Refusing])
+def test_a_copy_that_fails_ends_staging_and_not_the_engine(stream: type[CpuStream]) -> None:
+    rank = Rank(stream())
     rank.open()
     rank.tail.stage("next", rank.image, UNLIMITED)
     until(lambda: rank.tail.figures().target == "")
-    assert rank.alloc(rank.tail.total) == [(0, rank.tail.total)]
+    extents = rank.alloc(rank.tail.total)
+    assert extents == [(0, rank.tail.total)]
+    rank.tail.free(extents)
+    rank.tail.stage("other", rank.image, UNLIMITED)
+    until(lambda: rank.tail.figures().target == "")
     assert rank.tail.park() == NOTHING
     rank.close()
