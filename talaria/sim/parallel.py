@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -80,7 +81,7 @@ class Pool:
     def _in_workers(self, function: Callable[[T], R], items: Sequence[T]) -> Generator[R, None, None]:
         try:
             if self._executor is None:
-                self._executor = ProcessPoolExecutor(self._jobs, mp_context=multiprocessing.get_context("spawn"))
+                self._executor = ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
             before = set(multiprocessing.active_children())
             with withheld():
                 results = self._executor.map(function, items)
@@ -103,6 +104,18 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._end(terminate=error is not None)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the caller is gone. Killed, it ends nobody, and the workers would compute on, then wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _cores() -> int:

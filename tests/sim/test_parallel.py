@@ -6,7 +6,10 @@ import math
 import multiprocessing
 import operator
 import os
+import select
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -25,6 +28,11 @@ def kill_a_worker(parent: int) -> int:
     if os.getpid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
     return parent
+
+
+def pid(_: int) -> int:
+    """Of the process that runs it."""
+    return os.getpid()
 
 
 def test_short_work_starts_no_process() -> None:
@@ -63,3 +71,31 @@ def test_an_interrupted_caller_leaves_no_worker() -> None:
 def test_work_whose_worker_died_runs_here() -> None:
     parent = os.getpid()
     assert list(ordered_map(kill_a_worker, [parent] * 4)) == [parent] * 4
+
+
+KILLED = """
+import os, signal
+from talaria.sim import parallel
+from tests.sim.test_parallel import pid
+
+parallel.WORTH_WORKERS_S, parallel._cores = -1.0, lambda: 2
+results = parallel.ordered_map(pid, range(100))
+print(next(results), next(results), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waiting for somebody else's child needs Linux")
+def test_a_killed_caller_leaves_no_worker() -> None:
+    caller = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
+    assert caller.returncode == -signal.SIGKILL, caller.stderr
+    own, worker = map(int, caller.stdout.split())
+    assert worker != own
+    try:
+        ended = os.pidfd_open(worker)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([ended], [], [], 60.0)[0]
+    finally:
+        os.close(ended)
