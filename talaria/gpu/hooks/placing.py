@@ -29,13 +29,18 @@ def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
+def _plain(model: Any) -> list[torch.Tensor]:
+    """What modules hold beside those, like weights that were made of others after the load: a switch takes it away, too."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+
+
 def move(model: Any, address: int, room_bytes: int, device: torch.device) -> int:
-    """Copy the storages of all parameters and buffers, one behind the other, from ``address`` on, and make them views of the copies.
+    """Copy the storages of all tensors that modules hold, one behind the other, from ``address`` on, and make them views of the copies.
 
     Returns the bytes that they take with padding. Raises ValueError where they do not fit.
     """
     by_storage: dict[int, list[torch.Tensor]] = {}
-    for _, tensor in _tensors(model):
+    for tensor in [*(tensor for _, tensor in _tensors(model)), *_plain(model)]:
         if tensor.device.type == device.type and tensor.untyped_storage().nbytes():
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     needed = sum(_padded(tensors[0].untyped_storage().nbytes()) for tensors in by_storage.values())
