@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from talaria.gpu import config
+from talaria.gpu.engine.engine import EngineState
 from talaria.gpu.engine.errors import SwitchFailed
 from tests.gpu.memory.shared import Call, Shared, shared, wrong
 
@@ -48,9 +49,7 @@ def test_a_rank_that_dies_in_a_switch_takes_nothing_else_with_it(
     survivor = next(model for model in MODELS if model != victim)
 
     async def main() -> None:
-        async with shared(
-            cpu_engine, {name: tiny_models / name for name in MODELS}, tmp_path, tp=tp, pool_bytes=POOL_BYTES * tp
-        ) as pair:
+        async with shared(cpu_engine, {name: tiny_models / name for name in MODELS}, tmp_path, tp=tp, pool_bytes=POOL_BYTES * tp) as pair:
             assert await talk.ask(pair) == 0
             await pair.switch("llama")
             assert await talk.ask(pair) == 0
@@ -58,15 +57,22 @@ def test_a_rank_that_dies_in_a_switch_takes_nothing_else_with_it(
             assert await talk.ask(pair) == 192
             kept = images(pair)
             pair.fault.write_text(fault)
-            with pytest.raises(SwitchFailed, match=victim):
+            try:
                 await pair.switch("llama")
+            except SwitchFailed as error:
+                assert victim in str(error)
+            else:
+                assert "teardown" in fault, "rank 0 may answer before the other's death is heard; then the next model serves"
             pair.fault.write_text("")
             async with asyncio.timeout(PATIENCE_S):
-                while any(pair.arenas.owners()) or len(pair.arenas.ranks) != tp:
+                while pair.engines.engines[victim].state is not EngineState.FAILED or len(pair.arenas.ranks) != tp:
+                    await asyncio.sleep(0.01)
+                while pair.active != survivor and any(pair.arenas.owners()):
                     await asyncio.sleep(0.01)
             assert images(pair) == kept
             assert pair.memory is not None and pair.memory.store.audit() == [] and not pair.memory.store.registry.held_bytes
-            assert (await pair.switch(survivor)).path == "h2d"
+            if pair.active != survivor:
+                assert (await pair.switch(survivor)).path == "h2d"
             assert await talk.ask(pair) == 192, "the survivor's KV was lost"
             assert (await pair.switch(victim)).path == "open"
             assert await talk.ask(pair) == 192, "the victim's KV was lost"
