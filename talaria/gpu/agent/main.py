@@ -55,7 +55,7 @@ class Agent:
         models = {name: cluster.models[name] for name in instance.models}
         self._memory = MemoryServer(instance.host_kv_bytes, instance.tp, lost=self._lost) if instance.host_kv_bytes else None
         arena = instance.arena
-        self.arenas = None if arena is None else Arenas(instance.tp, arena.chunks, arena.chunk_bytes, check=arena.check)
+        self.arenas = None if arena is None else Arenas(instance.tp, arena.chunks, arena.chunk_bytes, check=arena.check, lost=self._lost)
         self.engines = Supervisor(
             models, instance, cluster.engine, self._holds, self._died, memory=self._memory, arenas=self.arenas,
             staging_bytes_per_s=staging_rate(cluster, instance),

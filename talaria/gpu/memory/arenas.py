@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from talaria.gpu.memory.gather import NOTHING, Ledger
-from talaria.gpu.memory.wire import Peer
+from talaria.gpu.memory.peer import Peer
+from talaria.gpu.memory.wire import Connection
 from talaria.gpu.protocol import arena as protocol
 from talaria.gpu.protocol.arena import MOST_DESCRIPTORS
 from talaria.substrate.switch import SwitchRecord
@@ -40,6 +41,7 @@ class _Arena:
         self.maker: _Rank | None = None
         """Who is making them."""
         self.owner: _Rank | None = None
+        """Who may write to them."""
         self.waiting: deque[tuple[_Rank, int]] = deque()
         """Ranks that want it, and the numbers of their questions."""
         self.ledger = NOTHING
@@ -48,11 +50,17 @@ class _Arena:
 
 
 class Arenas:
-    """``ranks`` arenas of ``count`` chunks each."""
+    """``ranks`` arenas of ``count`` chunks each.
 
-    def __init__(self, ranks: int, count: int, chunk_bytes: int, *, check: bool = False) -> None:
+    ``lost(model)``: a rank's connection has ended, and its process lives on.
+    """
+
+    def __init__(
+        self, ranks: int, count: int, chunk_bytes: int, *, check: bool = False, lost: Callable[[str], None] = lambda model: None
+    ) -> None:
         self.path: Path | None = None
         self.count, self.chunk_bytes, self.check = count, chunk_bytes, check
+        self._lost = lost
         self.on_staged: Callable[[str, int, protocol.Staged], None] | None = None
         """Called with the active model, the rank and its figures."""
         self._timed: dict[str, dict[int, RankTimes]] = {}
@@ -62,6 +70,9 @@ class Arenas:
         self.images: dict[tuple[str, int], tuple[int, int]] = {}
         """(model, rank) → descriptor and bytes of its weights."""
         self.ranks: set[_Rank] = set()
+        """With a connection."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """One for each that has none any more, until its process has ended."""
         self._replaced: list[int] = []
         self._listener: socket.socket | None = None
 
@@ -86,7 +97,10 @@ class Arenas:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         for rank in tuple(self.ranks):
-            rank.peer.close()
+            rank.connection.close()
+        for leaving in self._leaving:
+            leaving.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         held = [descriptor for arena in self.arenas for descriptor in arena.chunks]
         for descriptor in [*held, *(descriptor for descriptor, _ in self.images.values()), *self._replaced]:
             os.close(descriptor)
@@ -97,39 +111,44 @@ class Arenas:
             connection, _ = listener.accept()
         except OSError:  # it has gone away already
             return
-        self.ranks.add(_Rank(self, connection))
+        try:
+            self.ranks.add(_Rank(self, connection))
+        except OSError as error:
+            _log.error("event=rank_lost why=%r", error)
+            connection.close()
 
     # --- what engines do ---------------------------------------------------------------------------------------------
 
     def attached(self, rank: _Rank, message: protocol.Attach) -> None:
         if message.ranks != len(self.arenas) or not 0 <= message.rank < message.ranks:
-            rank.peer.send(protocol.Refused(f"rank {message.rank} of {message.ranks}, the instance has {len(self.arenas)}"))
+            rank.connection.send(protocol.Refused(f"rank {message.rank} of {message.ranks}, the instance has {len(self.arenas)}"))
             return
-        rank.model, rank.number = message.model, message.rank
         arena = self.arenas[message.rank]
         if not arena.chunks and arena.maker is not None:
-            rank.peer.send(protocol.Refused("another engine is making the arena"))
+            rank.connection.send(protocol.Refused("another engine is making the arena"))
             return
+        rank.model, rank.number = message.model, message.rank
         image, image_bytes = self.images.get((message.model, message.rank), (-1, 0))
         welcome = protocol.Welcome(self.count, self.chunk_bytes, bool(arena.chunks), self.check, image_bytes)
         if not arena.chunks:
             arena.maker = rank  # before anything is sent: that may find the rank gone
-        rank.peer.send(welcome, [image] if image_bytes else [])
+        rank.connection.send(welcome, [image] if image_bytes else [])
         for at in range(0, len(arena.chunks), MOST_DESCRIPTORS):
             some = arena.chunks[at : at + MOST_DESCRIPTORS]
-            rank.peer.send(protocol.Chunks(len(some)), some)
+            rank.connection.send(protocol.Chunks(len(some)), some)
 
     def made(self, rank: _Rank, message: protocol.Chunks) -> None:
         arena = self.arenas[rank.number]
         if arena.maker is not rank or len(rank.made) + message.count > self.count:
             raise ValueError("chunks that nobody asked for")
-        rank.made += [rank.peer.incoming.descriptors.popleft() for _ in range(message.count)]
+        for _ in range(message.count):
+            rank.made.append(rank.connection.incoming.descriptors.popleft())
         if len(rank.made) == self.count:
             arena.chunks, rank.made, arena.maker = rank.made, [], None
 
     def kept(self, rank: _Rank, message: protocol.Keep) -> None:
         """A new image, in place of one that had another size."""
-        descriptor = rank.peer.incoming.descriptors.popleft()
+        descriptor = rank.connection.incoming.descriptors.popleft()
         before = self.images.get((rank.model, rank.number))
         if before is not None:
             self._replaced.append(before[0])  # it may still be on its way to somebody
@@ -155,14 +174,23 @@ class Arenas:
         self._timed_all.set()
 
     def lost(self, rank: _Rank) -> None:
-        """What the arena holds is nobody's if this rank had it."""
+        """Its connection has ended. What it had is still its own: it may be writing there as long as its process lives."""
         self.ranks.discard(rank)
-        for descriptor in rank.made:
-            os.close(descriptor)
-        if rank.number < 0 or not self.arenas:
+        while rank.made:
+            os.close(rank.made.pop())
+        if rank.number < 0:
+            rank.peer.close()
             return
         arena = self.arenas[rank.number]
         arena.waiting = deque(item for item in arena.waiting if item[0] is not rank)
+        leaving = asyncio.create_task(self._leave(rank, arena))
+        leaving.add_done_callback(lambda task: rank.peer.close())
+        leaving.add_done_callback(self._leaving.discard)
+        self._leaving.add(leaving)
+
+    async def _leave(self, rank: _Rank, arena: _Arena) -> None:
+        """What the arena holds is nobody's if this rank had it."""
+        await rank.peer.gone(lambda: self._lost(rank.model))
         if arena.maker is rank:
             arena.maker = None
         if arena.owner is rank:
@@ -176,7 +204,7 @@ class Arenas:
             self._timed.get(rank.model, {}).pop(rank.number, None)
             ledger, arena.ledger = arena.ledger, NOTHING
             ours = ledger if ledger.model == rank.model else NOTHING
-            rank.peer.send(protocol.Taken(number, ours.staged, ours.dirty_bytes))
+            rank.connection.send(protocol.Taken(number, ours.staged, ours.dirty_bytes))
 
     async def switched(self, model: str) -> list[RankTimes]:
         """The records of all ranks, once they have let go on; they come at about the time of the engine's answer to that."""
@@ -193,7 +221,7 @@ class Arenas:
             if rank.model == active:
                 image, nbytes = self.images.get((model, rank.number), (-1, 0))
                 stage = protocol.Stage(model, nbytes, bytes_per_s) if nbytes else protocol.Stage("", 0, 0.0)
-                rank.peer.send(stage, [image] if nbytes else [])
+                rank.connection.send(stage, [image] if nbytes else [])
 
     def owners(self) -> list[str | None]:
         """Whose each rank's arena is."""
@@ -209,11 +237,13 @@ class _Rank:
     """One rank of one engine."""
 
     def __init__(self, arenas: Arenas, connection: socket.socket) -> None:
+        """Raises OSError where it is gone already."""
         self.model, self.number = "", -1
         self.made: list[int] = []
         """Descriptors of chunks, until there are all."""
         self._arenas = arenas
-        self.peer = Peer(connection, protocol.FromRank, self._received, self._lost)
+        self.peer = Peer(connection)
+        self.connection = Connection(connection, protocol.FromRank, self._received, self._lost)
 
     def _received(self, message: protocol.FromRank) -> None:
         """Raises ValueError or IndexError for what is out of order."""

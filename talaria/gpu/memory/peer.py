@@ -6,10 +6,13 @@ import asyncio
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Final
 
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user, group (``unix(7)``)."""
+_LINGER_S: Final = 1.0
+"""How long a process may take to end after its connections."""
 
 
 class Peer:
@@ -20,8 +23,17 @@ class Peer:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self._descriptor = os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])
 
-    async def ended(self) -> None:
-        """Wait until it is gone, and with it all that it had begun."""
+    async def gone(self, lingers: Callable[[], None]) -> None:
+        """Its connection has ended: wait until the process has, too. ``lingers()`` is called where it goes on without."""
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                return await self._ended()
+        except TimeoutError:
+            lingers()
+        await self._ended()
+
+    async def _ended(self) -> None:
+        """It is gone, and with it all that it had begun."""
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(self._descriptor, gone.set)

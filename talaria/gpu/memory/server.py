@@ -23,8 +23,6 @@ from talaria.gpu.protocol import memory as protocol
 
 SLAB_BYTES: Final = 256 * 1024
 """A page of a large model is a few MiB on each rank: little is lost in its last slab, and its slabs are few to name."""
-_LINGER_S: Final = 1.0
-"""How long a process may take to end after its connections."""
 _log = logging.getLogger(__name__)
 
 
@@ -106,16 +104,8 @@ class MemoryServer:
         if seat is not None:
             self.store.leave(seat)
             writer.close()
-            await self._gone(peer, model)
+            await peer.gone(lambda: self._lost(model))
             self.store.gone(seat)
-
-    async def _gone(self, peer: Peer, model: str) -> None:
-        try:
-            async with asyncio.timeout(_LINGER_S):
-                return await peer.ended()
-        except TimeoutError:
-            self._lost(model)
-        await peer.ended()
 
     def cached_tokens(self, model: str, prompt: PageChain, from_tokens: int) -> int:
         """Where a prefix ends that the device has up to ``from_tokens`` and the host continues, before the prompt's last token."""

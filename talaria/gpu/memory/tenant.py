@@ -8,11 +8,10 @@ import logging
 import os
 import queue
 import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
-
-import msgspec
 
 from talaria.gpu.memory.gather import Ledger
 from talaria.gpu.memory.wire import Incoming, send
@@ -20,16 +19,21 @@ from talaria.gpu.protocol import arena as protocol
 from talaria.gpu.protocol.arena import MOST_DESCRIPTORS
 
 _ANSWER_S: Final = 60.0
-"""An agent that does not answer for so long is not there any more, or has another model in the way."""
+"""An agent that neither reads nor answers for so long is not there any more, or has another model in the way."""
+_GONE: Final = "the agent that keeps the arena is gone"
 _log = logging.getLogger(__name__)
 
 
 class Tenant:
-    """Connected from its start on. ``stage(message, descriptor)`` is called on a thread of its own; whoever gets a descriptor closes it."""
+    """Connected from its start on. ``stage(message, descriptor)`` is called on a thread of its own; whoever gets a descriptor closes it.
+
+    A connection that has failed is closed, and nothing is said on it again: the agent keeps the arena for this rank until its process ends.
+    """
 
     def __init__(self, path: str, attach: protocol.Attach, stage: Callable[[protocol.Stage, int | None], None]) -> None:
         """Raises OSError or ValueError where there is no arena for this rank."""
         self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_ANSWER_S), 0))
         self._incoming = Incoming(protocol.ToRank)
         self._stage = stage
         self._numbers = itertools.count(1)
@@ -43,9 +47,12 @@ class Tenant:
             failing.callback(self._incoming.close)
             failing.callback(self._socket.close)
             self._socket.settimeout(_ANSWER_S)
-            self._socket.connect(path)
-            self._send(attach)
-            self.welcome = self._welcome()
+            try:
+                self._socket.connect(path)
+                self._send(attach)
+                self.welcome = self._welcome()
+            except TimeoutError:
+                raise OSError("the agent that keeps the arena does not answer") from None
             failing.pop_all()
         self._socket.settimeout(None)
         self._thread = threading.Thread(target=self._listen, name="talaria-arena", daemon=True)
@@ -65,13 +72,15 @@ class Tenant:
             self.chunks += [self._incoming.descriptors.popleft() for _ in range(chunks.count)]
         return welcome
 
-    def made(self, descriptors: Sequence[int]) -> None:
-        """This rank has made the arena; closes the descriptors. Raises OSError."""
-        for at in range(0, len(descriptors), MOST_DESCRIPTORS):
-            some = descriptors[at : at + MOST_DESCRIPTORS]
-            self._send(protocol.Chunks(len(some)), some)
-            for descriptor in some:
-                os.close(descriptor)
+    def made(self, descriptors: Iterable[int]) -> None:
+        """This rank has made the arena; takes the descriptors, a few at a time, and closes them. Raises OSError."""
+        rest = iter(descriptors)
+        while some := list(itertools.islice(rest, MOST_DESCRIPTORS)):
+            try:
+                self._send(protocol.Chunks(len(some)), some)
+            finally:
+                for descriptor in some:
+                    os.close(descriptor)
 
     def keep(self, descriptor: int, nbytes: int) -> None:
         """Raises OSError."""
@@ -87,12 +96,12 @@ class Tenant:
             except queue.Empty:
                 raise OSError("the agent does not give the arena") from None
             if taken is None:
-                raise OSError("the agent that keeps the arena is gone")
+                raise OSError(_GONE)
             if taken.number == number:
                 return Ledger("", taken.staged, taken.dirty_bytes)
 
     def park(self, ledger: Ledger, teardown_s: float) -> None:
-        """Raises OSError."""
+        """Raises OSError, where the agent does not read what it is told either."""
         self._send(protocol.Park(ledger.model, ledger.staged, ledger.dirty_bytes, teardown_s))
 
     def tell(self, message: protocol.Timed | protocol.Staged) -> None:
@@ -100,21 +109,31 @@ class Tenant:
         self._send(message)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._hang_up()
         self._thread.join()
         self._socket.close()
 
+    def _hang_up(self) -> None:
+        """The agent and the listening thread hear of it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def _send(self, message: protocol.FromRank, descriptors: Sequence[int] = ()) -> None:
+        """Raises OSError; then the agent may have read a part of it, and nothing can follow."""
         with self._sending:
-            send(self._socket, message, descriptors)
+            try:
+                send(self._socket, message, descriptors)
+            except OSError as error:
+                self._hang_up()
+                full = isinstance(error, (BlockingIOError, TimeoutError))
+                raise OSError("the agent that keeps the arena does not read what it is told" if full else f"{_GONE}: {error}") from None
 
     def _messages(self) -> Iterator[protocol.ToRank]:
         """Until the end. Raises OSError there."""
         while True:
             yield from self._incoming.messages()
             if not self._incoming.receive(self._socket):
-                raise OSError("the agent that keeps the arena is gone")
+                raise OSError(_GONE)
 
     def _listen(self) -> None:
         try:
@@ -123,7 +142,8 @@ class Tenant:
                     self._taken.put(message)
                 elif isinstance(message, protocol.Stage):
                     self._stage(message, self._incoming.descriptors.popleft() if message.nbytes else None)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except Exception as error:  # nothing that came after it would be heard
             _log.warning("talaria: the arena's agent is lost: %s", error)
+        self._hang_up()
         self._incoming.close()
         self._taken.put(None)

@@ -59,8 +59,8 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
     connection.sendall(data[sent:])
 
 
-class Peer:
-    """A connection in the running event loop. ``lost()`` is called once, also for a message that ``received`` raises ValueError at."""
+class Connection:
+    """One end in the running event loop. ``lost()`` is called once, also for a message that ``received`` raises ValueError at."""
 
     def __init__(
         self, connection: socket.socket, kind: Any, received: Callable[[Any], None], lost: Callable[[str], None]

@@ -1,8 +1,8 @@
 """Between the ranks of an instance's engines and the agent that keeps their arenas, over a Unix socket on which the agent listens.
 
 Either side sends frames: a length (4 bytes, big endian) and a message in MessagePack. Descriptors that belong to a message come with its
-first byte. A connection is one rank of one engine; its end is the end of that rank. Every rank number has an arena of its own, which one
-model at a time has behind its window: from its ``Take`` to its ``Park``, or to its end.
+first byte. A connection is one rank of one engine, which no other follows. Every rank number has an arena of its own, which one model at
+a time has behind its window: from its ``Take`` to its ``Park``, or to the end of the process that connected.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from talaria.gpu.memory.checkpoints import Checkpoints
@@ -106,13 +107,15 @@ class Rank:
 class RankProcess:
     """A rank that can be killed, or go on while nobody listens to it any more."""
 
+    module = __name__
+
     def __init__(self, path: Path, rank: int = 0, ranks: int = 1, model: str = "m") -> None:
-        words = [sys.executable, "-m", "tests.gpu.memory.ranks", str(path), str(rank), str(ranks), model]
+        words = [sys.executable, "-m", self.module, str(path), str(rank), str(ranks), model]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.hear()
 
     def tell(self, command: str) -> None:
-        """Returns when it is done. Commands are the methods of ``_Obedient``."""
+        """Returns when it is done. Commands are the methods of the module's ``_Obedient``."""
         assert self._process.stdin is not None
         print(command, file=self._process.stdin, flush=True)
         self.hear()
@@ -161,9 +164,14 @@ class _Obedient:
         assert [self._rank.values(page) for page in (8, 9)] == [{1}, {2}]
 
 
-if __name__ == "__main__":
-    rank = _Obedient(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+def obey(obedient: Callable[[Path, int, int, str], object]) -> None:
+    """The process of a ``RankProcess``."""
+    rank = obedient(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     print("done", flush=True)
     for line in sys.stdin:
         getattr(rank, line.strip())()
         print("done", flush=True)
+
+
+if __name__ == "__main__":
+    obey(_Obedient)

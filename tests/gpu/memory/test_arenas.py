@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,69 +12,36 @@ from pathlib import Path
 
 import pytest
 
-from talaria.gpu.memory.arena import Arena
 from talaria.gpu.memory.arenas import Arenas
-from talaria.gpu.memory.cpu import CpuMover, MemoryFile
-from talaria.gpu.memory.gather import NOTHING, Ledger
-from talaria.gpu.memory.tenant import Tenant
+from talaria.gpu.memory.gather import Ledger
 from talaria.gpu.protocol import arena as protocol
+from tests.gpu.memory.leaks import descriptors
+from tests.gpu.memory.tenants import CHUNK, Rank, TenantProcess
 
-CHUNK = CpuMover.granule_bytes
 PATIENCE_S = 60.0
 
 
-class Rank:
-    """One rank of an engine, as ``hooks.arena`` behaves, with no engine around it."""
-
-    def __init__(self, path: Path, model: str, rank: int, ranks: int) -> None:
-        self.stages: list[tuple[protocol.Stage, bytes]] = []
-        self.tenant = Tenant(str(path), protocol.Attach(os.getpid(), rank, ranks, model), self._stage)
-        welcome = self.tenant.welcome
-        self.arena = Arena(CpuMover(), welcome.chunks, welcome.chunk_bytes, self.tenant.chunks)
-        if not welcome.made:
-            self.tenant.made(self.arena.export())
-        self.window = self.arena.window()
-
-    def _stage(self, message: protocol.Stage, descriptor: int | None) -> None:
-        data = b""
-        if descriptor is not None:
-            data = os.pread(descriptor, message.nbytes, 0)
-            os.close(descriptor)
-        self.stages.append((message, data))
-
-    def show(self) -> Ledger:
-        ledger = self.tenant.take()
-        self.arena.show(self.window, range(self.arena.count))
-        return ledger
-
-    def park(self, ledger: Ledger = NOTHING) -> None:
-        self.arena.hide(self.window)
-        self.tenant.park(ledger, 0.25)
-
-    def keep(self, weights: bytes) -> None:
-        memory = MemoryFile.make("image", len(weights))
-        os.pwrite(memory.descriptor, weights, 0)
-        self.tenant.keep(memory.descriptor, len(weights))
-        memory.close()
-
-    def end(self) -> None:
-        """As the kernel does where a process dies."""
-        self.tenant.close()
-        self.arena.close()
-        if self.tenant.image is not None:
-            os.close(self.tenant.image)
-
-
 class World:
-    def __init__(self, arenas: Arenas) -> None:
-        self.arenas = arenas
+    def __init__(self, ranks: int, chunks: int) -> None:
+        self.arenas = Arenas(ranks, chunks, CHUNK, check=True, lost=lambda model: self.lost.append(model))
+        self.lost: list[str] = []
         self.living: list[Rank] = []
+        self.processes: list[TenantProcess] = []
 
     async def rank(self, model: str, number: int = 0) -> Rank:
         assert self.arenas.path is not None
         rank = await asyncio.to_thread(Rank, self.arenas.path, model, number, len(self.arenas.arenas))
         self.living.append(rank)
         return rank
+
+    async def process(self, model: str, *commands: str) -> TenantProcess:
+        """It has done what it was told."""
+        assert self.arenas.path is not None
+        process = await asyncio.to_thread(TenantProcess, self.arenas.path, 0, len(self.arenas.arenas), model)
+        self.processes.append(process)
+        for command in commands:
+            await asyncio.to_thread(process.tell, command)
+        return process
 
     async def end(self, rank: Rank) -> None:
         self.living.remove(rank)
@@ -92,41 +58,24 @@ def run(directory: Path, scene: Callable[[World], Awaitable[None]], *, ranks: in
 
     @asynccontextmanager
     async def world() -> AsyncIterator[World]:
-        made = World(Arenas(ranks, chunks, CHUNK, check=True))
+        made = World(ranks, chunks)
         await made.arenas.start(directory / "arena")
         try:
             yield made
         finally:
+            for process in made.processes:
+                await asyncio.to_thread(process.kill)
             for rank in list(made.living):
                 await made.end(rank)
             await made.arenas.stop()
 
     async def main() -> None:
-        before = open_files()
+        before = descriptors()
         async with asyncio.timeout(PATIENCE_S), world() as made:
             await scene(made)
-        assert open_files() == before
+        assert descriptors() == before
 
     asyncio.run(main())
-
-
-def open_files() -> dict[str, str]:
-    """Memory files and sockets of this process, which nothing else of the test opens meanwhile."""
-    found = {}
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(f"/proc/self/fd/{number}")
-            if "memfd:" in target or "socket:" in target:
-                found[number] = target
-    return found
-
-
-def write(rank: Rank, place: int, data: bytes) -> None:
-    ctypes.memmove(rank.window.address + place * CHUNK, data, len(data))
-
-
-def read(rank: Rank, place: int, nbytes: int) -> bytes:
-    return ctypes.string_at(rank.window.address + place * CHUNK, nbytes)
 
 
 def test_the_memory_that_the_first_engine_makes_is_everybodys_and_outlives_it(tmp_path: Path) -> None:
@@ -137,13 +86,13 @@ def test_the_memory_that_the_first_engine_makes_is_everybodys_and_outlives_it(tm
         assert not first.tenant.welcome.made and first.tenant.welcome.check
         assert await asyncio.to_thread(first.show) == Ledger("", {}, 0)
         for place in range(chunks):
-            write(first, place, place.to_bytes(4, "big"))
+            first.write(place, place.to_bytes(4, "big"))
         first.park()
         await world.end(first)
         second = await world.rank("b")
         assert second.tenant.welcome.made
         await asyncio.to_thread(second.show)
-        assert [int.from_bytes(read(second, place, 4), "big") for place in range(chunks)] == list(range(chunks))
+        assert [int.from_bytes(second.read(place, 4), "big") for place in range(chunks)] == list(range(chunks))
 
     run(tmp_path, scene, chunks=chunks)
 
@@ -169,15 +118,44 @@ def test_an_arena_is_given_once_it_is_free_and_its_ledger_to_its_model_only(tmp_
 @pytest.mark.parametrize("others", [0, 1])
 def test_an_owner_that_dies_leaves_an_arena_of_unknown_content(tmp_path: Path, others: int) -> None:
     async def scene(world: World) -> None:
-        a, b = await world.rank("a"), await world.rank("b")
+        a, b = await world.rank("a"), await world.process("b", "attach")
         await asyncio.to_thread(a.show)
         a.park(Ledger("b", {1: 4}, 0))
-        await asyncio.to_thread(b.show)
+        await asyncio.to_thread(b.tell, "show")
         waiting = [asyncio.create_task(asyncio.to_thread(a.show)) for _ in range(others)]
         await until(lambda: len(world.arenas.arenas[0].waiting) == others)
-        await world.end(b)
+        await asyncio.to_thread(b.kill)
         ledgers = [await task for task in waiting] or [await asyncio.to_thread(a.show)]
         assert ledgers[0].staged == {} and world.arenas.owners() == ["a"]
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.parametrize("how", ["hang_up", "talk_nonsense"])
+def test_an_owner_without_a_connection_has_its_arena_as_long_as_its_process_lives(tmp_path: Path, how: str) -> None:
+    async def scene(world: World) -> None:
+        owner, other = await world.process("a", "attach", "show"), await world.rank("b")
+        waiting = asyncio.create_task(asyncio.to_thread(other.show))
+        await until(lambda: bool(world.arenas.arenas[0].waiting))
+        await asyncio.to_thread(owner.tell, how)
+        await until(lambda: world.lost == ["a"])
+        await asyncio.to_thread(owner.tell, "write")
+        assert world.arenas.owners() == ["a"] and len(world.arenas.arenas[0].waiting) == 1
+        await asyncio.to_thread(owner.kill)
+        assert (await waiting).staged == {}
+        assert world.arenas.owners() == ["b"] and other.read(0, 4) == b"mine"
+        assert world.lost == ["a"]
+
+    run(tmp_path, scene)
+
+
+def test_who_has_parked_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        other = await world.rank("b")
+        await world.process("a", "attach", "show", "park", "hang_up")
+        await asyncio.to_thread(other.show)
+        await until(lambda: world.lost == ["a"])
+        assert world.arenas.owners() == ["b"]
 
     run(tmp_path, scene)
 
@@ -202,31 +180,30 @@ def test_whoever_dies_waiting_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_who_dies_while_it_makes_the_arena_leaves_it_to_the_next(tmp_path: Path) -> None:
+    """Not before: its device memory is still taken."""
+
     async def scene(world: World) -> None:
-        path = world.arenas.path
-        assert path is not None
-        with socket.socket(socket.AF_UNIX) as half:
-            half.connect(str(path))
-            half.sendall(protocol.frame(protocol.Attach(1, 0, 1, "a")))
-            await until(lambda: world.arenas.arenas[0].maker is not None)
-            with pytest.raises(ValueError, match="another engine is making"):
-                await world.rank("b")
-            memory = MemoryFile.make("chunk", CHUNK)
-            socket.send_fds(half, [protocol.frame(protocol.Chunks(1))], [memory.descriptor])
-            memory.close()
+        maker = await world.process("a", "make_one")
+        await until(lambda: world.arenas.arenas[0].maker is not None)
+        with pytest.raises(ValueError, match="another engine is making"):
+            await world.rank("b")
+        await asyncio.to_thread(maker.tell, "make_no_more")
+        await until(lambda: world.lost == ["a"])
+        with pytest.raises(ValueError, match="another engine is making"):
+            await world.rank("b")
+        await asyncio.to_thread(maker.kill)
         await until(lambda: world.arenas.arenas[0].maker is None)
         assert not (await world.rank("b")).tenant.welcome.made
 
     run(tmp_path, scene)
 
 
-def test_who_is_gone_before_it_is_answered_makes_no_arena(tmp_path: Path) -> None:
+def test_who_is_gone_before_it_is_heard_makes_no_arena(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
-        path = world.arenas.path
-        assert path is not None
-        with socket.socket(socket.AF_UNIX) as gone:
-            gone.connect(str(path))
-            gone.sendall(protocol.frame(protocol.Attach(1, 0, 1, "a")))
+        gone = await world.process("a")
+        gone.tell("make_one")  # while the loop stands still
+        gone.kill()
+        await until(lambda: world.arenas.arenas[0].maker is None)
         assert not (await world.rank("b")).tenant.welcome.made
 
     run(tmp_path, scene)
@@ -302,6 +279,7 @@ def test_ranks_that_do_not_belong_here_are_refused(tmp_path: Path) -> None:
         for number, ranks in ((0, 2), (1, 1), (-1, 1)):
             with pytest.raises(ValueError, match="the instance has 1"):
                 await asyncio.to_thread(Rank, path, "a", number, ranks)
+        await world.rank("a")
         nonsense = [
             protocol.frame(protocol.Take(1)), b"\0\0\0\1\xff", b"\xff\xff\xff\xff",
             protocol.frame(protocol.Attach(1, 0, 1, "x")) + protocol.frame(protocol.Keep(5)),
@@ -310,8 +288,8 @@ def test_ranks_that_do_not_belong_here_are_refused(tmp_path: Path) -> None:
         ]  # fmt: skip
         for data in nonsense:
             await asyncio.to_thread(is_closed_after, path, data)
-        await until(lambda: not world.arenas.ranks)
-        await world.rank("a")
+        await until(lambda: len(world.arenas.ranks) == 1)
+        await world.rank("b")
 
     run(tmp_path, scene)
 
