@@ -6,7 +6,7 @@ from a window's low end. Two windows may show the same chunk for as long as a sw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from talaria.gpu.memory.mover import Memory, Mover
 
@@ -39,9 +39,9 @@ class Arena:
             for _ in range(count):
                 self._memories.append(mover.create(chunk_bytes))
 
-    def export(self) -> list[int]:
-        """New descriptors of the chunks, for other processes."""
-        return [memory.export() for memory in self._memories]
+    def export(self) -> Iterator[int]:
+        """New descriptors of the chunks, for other processes, each made when it is asked for: there can be as many as may be open."""
+        return (memory.export() for memory in self._memories)
 
     def window(self) -> Window:
         """A new one, with nothing behind it. Raises OSError where addresses run out."""
@@ -54,14 +54,13 @@ class Arena:
         """Put chunk ``order[place]`` at each place of a window that shows nothing."""
         if window.chunks or sorted(order) != list(range(self.count)):
             raise ValueError("a window shows all chunks once, or none")
-        for place, chunk in enumerate(order):
-            self._mover.map(window.address + place * self.chunk_bytes, self._memories[chunk])
+        self._mover.map(window.address, [self._memories[chunk] for chunk in order])
         window.chunks = tuple(order)
 
     def hide(self, window: Window) -> None:
         """Take everything away from behind a window. Nothing may be using it any more."""
-        for place, chunk in enumerate(window.chunks):
-            self._mover.unmap(window.address + place * self.chunk_bytes, self._memories[chunk])
+        if window.chunks:
+            self._mover.unmap(window.address, [self._memories[chunk] for chunk in window.chunks])
         window.chunks = ()
 
     def close(self) -> None:

@@ -141,12 +141,14 @@ class CpuMover:
     def adopt(self, descriptor: int, nbytes: int) -> Memory:
         return MemoryFile(descriptor, nbytes)
 
-    def map(self, address: int, memory: Memory) -> None:
-        assert isinstance(memory, MemoryFile)
-        memory.map(0, memory.nbytes, address)
+    def map(self, address: int, memories: Sequence[Memory]) -> None:
+        for memory in memories:
+            assert isinstance(memory, MemoryFile)
+            memory.map(0, memory.nbytes, address)
+            address += memory.nbytes
 
-    def unmap(self, address: int, memory: Memory) -> None:
-        _mmap(address, memory.nbytes, _PROT_NONE, _NOTHING | _MAP_FIXED)
+    def unmap(self, address: int, memories: Sequence[Memory]) -> None:
+        _mmap(address, sum(memory.nbytes for memory in memories), _PROT_NONE, _NOTHING | _MAP_FIXED)
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         ctypes.memset(address, byte, nbytes)

@@ -148,13 +148,20 @@ class CudaMover:
         finally:
             os.close(descriptor)
 
-    def map(self, address: int, memory: Memory) -> None:
-        assert isinstance(memory, CudaMemory)
-        _checked(self._driver.cuMemMap(address, memory.nbytes, 0, memory.handle, 0))
-        _checked(self._driver.cuMemSetAccess(address, memory.nbytes, [self._access], 1))
+    def map(self, address: int, memories: Sequence[Memory]) -> None:
+        """Access is set once for all of them: it takes any range that has no gap."""
+        at = address
+        for memory in memories:
+            assert isinstance(memory, CudaMemory)
+            _checked(self._driver.cuMemMap(at, memory.nbytes, 0, memory.handle, 0))
+            at += memory.nbytes
+        _checked(self._driver.cuMemSetAccess(address, at - address, [self._access], 1))
 
-    def unmap(self, address: int, memory: Memory) -> None:
-        _checked(self._driver.cuMemUnmap(address, memory.nbytes))
+    def unmap(self, address: int, memories: Sequence[Memory]) -> None:
+        """One by one: no call takes a part of what another has mapped, or more."""
+        for memory in memories:
+            _checked(self._driver.cuMemUnmap(address, memory.nbytes))
+            address += memory.nbytes
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         _checked(self._driver.cuMemsetD8Async(address, byte, nbytes, 0))

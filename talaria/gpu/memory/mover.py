@@ -81,11 +81,11 @@ class Mover(Protocol):
     def adopt(self, descriptor: int, nbytes: int) -> Memory:
         """What another process exported; takes the descriptor over."""
 
-    def map(self, address: int, memory: Memory) -> None:
-        """All of it: CUDA maps no parts."""
+    def map(self, address: int, memories: Sequence[Memory]) -> None:
+        """One after the other, each as a whole: CUDA maps no parts."""
 
-    def unmap(self, address: int, memory: Memory) -> None:
-        """Reads and writes there are fatal until something is mapped again."""
+    def unmap(self, address: int, memories: Sequence[Memory]) -> None:
+        """What was mapped there. Reads and writes are fatal until something is mapped again."""
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Mapped memory, before this returns."""

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from talaria.gpu.memory.cpu import CpuMover, CpuStream, MemoryFile, unmap
+from talaria.gpu.memory.cuda import CudaMemory, CudaMover
 from talaria.gpu.memory.mover import Copies, CopyFailed
 
 PAGE = CpuMover.granule_bytes
@@ -46,17 +48,17 @@ def test_memory_comes_and_goes_under_addresses_that_stay() -> None:
     mover = CpuMover()
     base = mover.reserve(4 * PAGE)
     weights, others = mover.create(2 * PAGE), mover.create(2 * PAGE)
-    mover.map(base + PAGE, weights)
+    mover.map(base + PAGE, [weights])
     write(base + PAGE, b"weights")
-    mover.unmap(base + PAGE, weights)
-    mover.map(base + PAGE, others)
+    mover.unmap(base + PAGE, [weights])
+    mover.map(base + PAGE, [others])
     assert read(base + PAGE, 7) == bytes(7)
-    mover.unmap(base + PAGE, others)
-    mover.map(base + 2 * PAGE, weights)
+    mover.unmap(base + PAGE, [others])
+    mover.map(base + 2 * PAGE, [weights])
     assert read(base + 2 * PAGE, 7) == b"weights"
     with pytest.raises(OSError):
         mover.reserve(PAGE, at=base + PAGE)
-    mover.unmap(base + 2 * PAGE, weights)
+    mover.unmap(base + 2 * PAGE, [weights])
     mover.unreserve(base, 4 * PAGE)
     assert mover.reserve(PAGE, at=base) == base
     mover.unreserve(base, PAGE)
@@ -71,9 +73,9 @@ def test_what_is_unmapped_cannot_be_read() -> None:
     mover = CpuMover()
     base = mover.reserve(mover.granule_bytes)
     memory = mover.create(mover.granule_bytes)
-    mover.map(base, memory)
+    mover.map(base, [memory])
     ctypes.string_at(base, 1)
-    mover.unmap(base, memory)
+    mover.unmap(base, [memory])
     print("unmapped", flush=True)
     ctypes.string_at(base, 1)
     """
@@ -90,14 +92,14 @@ def test_another_process_maps_what_this_one_exports() -> None:
     _, (descriptor,), _, _ = socket.recv_fds(peer, 1, 1)
     memory = mover.adopt(descriptor, 2 * mover.granule_bytes)
     base = mover.reserve(memory.nbytes)
-    mover.map(base, memory)
+    mover.map(base, [memory])
     found = ctypes.string_at(base, 5)
     ctypes.memmove(base + mover.granule_bytes, found[::-1], 5)
     """
     mover = CpuMover()
     memory = mover.create(2 * PAGE)
     base = mover.reserve(2 * PAGE)
-    mover.map(base, memory)
+    mover.map(base, [memory])
     write(base, b"hello")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -107,16 +109,43 @@ def test_another_process_maps_what_this_one_exports() -> None:
         os.close(descriptor)
         assert child.wait(timeout=60) == 0
     assert read(base + PAGE, 5) == b"olleh"
-    mover.unmap(base, memory)
+    mover.unmap(base, [memory])
     mover.unreserve(base, 2 * PAGE)
     memory.close()
+
+
+class Driver:
+    """Says yes to everything."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[int, None]]:
+        def call(*arguments: Any) -> tuple[int, None]:
+            self.calls.append((name, *arguments))
+            return 0, None
+
+        return call
+
+
+def test_cuda_is_asked_for_access_to_a_window_once() -> None:
+    driver = Driver()
+    mover = CudaMover.__new__(CudaMover)
+    mover._driver, mover._access = driver, "all"
+    memories = [CudaMemory(driver, handle, 2 * PAGE) for handle in "ba"]
+    mover.map(PAGE, memories)
+    mover.unmap(PAGE, memories)
+    assert driver.calls == [
+        ("cuMemMap", PAGE, 2 * PAGE, 0, "b", 0), ("cuMemMap", 3 * PAGE, 2 * PAGE, 0, "a", 0),
+        ("cuMemSetAccess", PAGE, 4 * PAGE, ["all"], 1), ("cuMemUnmap", PAGE, 2 * PAGE), ("cuMemUnmap", 3 * PAGE, 2 * PAGE),
+    ]  # fmt: skip
 
 
 def test_memory_outlives_its_handle() -> None:
     mover = CpuMover()
     memory = mover.create(PAGE)
     base = mover.reserve(PAGE)
-    mover.map(base, memory)
+    mover.map(base, [memory])
     memory.close()
     write(base, b"still")
     assert read(base, 5) == b"still"
