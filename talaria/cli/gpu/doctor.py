@@ -22,10 +22,10 @@ def doctor(cluster: ClusterArgument, json: JsonOption = False) -> None:
     from talaria.gpu import config
     from talaria.gpu.doctor.checks import Machine, examine
     from talaria.gpu.doctor.engine import ask
-    from talaria.gpu.doctor.machine import gpus, memory_bytes
+    from talaria.gpu.doctor.machine import gpus, memory_bytes, open_files
 
     loaded = config.load(cluster)
-    findings = examine(loaded, Machine(gpus(), memory_bytes(), ask(loaded.engine)))
+    findings = examine(loaded, Machine(gpus(), memory_bytes(), open_files(), ask(loaded.engine)))
     failed = any(finding.level == "fail" for finding in findings)
     if json:
         rows = [asdict(finding) for finding in findings]

@@ -22,6 +22,8 @@ RUNTIME_SHARE = 0.1
 FULL_SHARE = 0.9
 USED_BYTES = GIB
 """What others may use of a GPU before it is worth a word."""
+OTHER_FILES = 1024
+"""That an agent may have open beside the chunks of its arenas: calls, their engines, and what Python and the process began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Machine:
 
     gpus: Sequence[Gpu]
     memory_bytes: int
+    open_files: int
+    """Limit of a process."""
     engine: EngineFacts
 
 
@@ -47,7 +51,7 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
     files: dict[str, ModelFiles] = {}
     findings = [*_engine(machine.engine, any(item.gpus for item in here)), *_models(cluster, here, files)]
     findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine)]
-    findings += [*_host_memory(here, files, machine), *_host_kv(cluster, here, files)]
+    findings += [*_host_memory(here, files, machine), *_host_kv(cluster, here, files), *_arenas(here, machine)]
     return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
 
 
@@ -201,6 +205,20 @@ def _host_kv(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, 
             yield Finding("fail", where, text, f"raise host_kv_gib, by far: its engine would not start (tp is {item.tp})")
         else:
             yield Finding("ok", where, f"{given}: about {count * page_tokens:,} tokens, if all are of {name}")
+
+
+def _arenas(here: Sequence[Instance], machine: Machine) -> Iterator[Finding]:
+    """An agent has a file open for every chunk of every rank; a rank has those of its own."""
+    for item in here:
+        if item.arena is None:
+            continue
+        needed = item.tp * item.arena.chunks + OTHER_FILES
+        where, chunks = f"instance {item.name}", f"an arena of {item.tp} × {item.arena.chunks:,} chunks, for which its agent opens files"
+        if needed > machine.open_files:
+            text = f"{chunks}: up to {needed:,}, and {machine.open_files:,} are allowed"
+            yield Finding("fail", where, text, f"ulimit -Hn {needed} (LimitNOFILE={needed} of a service), or raise arena.chunk_kib")
+        else:
+            yield Finding("ok", where, f"{chunks}: up to {needed:,}, as allowed")
 
 
 def _size(nbytes: float) -> str:

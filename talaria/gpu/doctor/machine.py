@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import sys
 import socket
 import subprocess
 from typing import NamedTuple
@@ -47,6 +49,12 @@ def parse(text: str) -> list[Gpu]:
 def memory_bytes() -> int:
     """Of the host."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def open_files() -> int:
+    """How many a process of this user may have open at most, once it has asked for that."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 def port_is_free(host: str, port: int) -> bool:

@@ -18,6 +18,7 @@ from talaria.gpu.doctor.machine import Gpu, parse
 ENGINE = EngineFacts("0.5.23", "0.5.23", ("qwen25", "glm45"), ("qwen3", "glm45"))
 GPUS = [Gpu(number, "NVIDIA B200", 183 * GIB, 0, "580.82") for number in range(8)]
 
+ARENA = {"managed_gib": 160.0}
 GROUP = {"name": "group0", "gpus": list(range(8)), "tp": 8, "models": ["big", "other"]}
 
 
@@ -42,7 +43,7 @@ def document(directory: Path, **changes: Any) -> dict[str, Any]:
 
 
 def findings(value: dict[str, Any], **machine: Any) -> dict[str, list[tuple[str, str, str]]]:
-    made = Machine(**{"gpus": GPUS, "memory_bytes": 2000 * GIB, "engine": ENGINE, **machine})
+    made = Machine(**{"gpus": GPUS, "memory_bytes": 2000 * GIB, "open_files": 1 << 20, "engine": ENGINE, **machine})
     found: dict[str, list[tuple[str, str, str]]] = {}
     for each in examine(config.check(value, "cluster"), made):
         found.setdefault(each.check, []).append((each.level, each.what, each.fix))
@@ -71,10 +72,11 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
         ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512.0 GiB", "add memory"),
         ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "GiB of KV (instances[].host_kv_gib) in", "lower host_kv_gib"),
+        ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 65_535}, "instance group0", "up to 82,944, and 65,535 are", "-Hn 82944"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
         ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
     ],
-    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "profile-model", "profile"],
+    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "files", "profile-model", "profile"],
 )
 def test_what_would_fail_is_said_with_how_to_mend_it(
     tmp_path: Path, changes: dict[str, Any], machine: dict[str, Any], check: str, what: str, fix: str
@@ -144,6 +146,12 @@ def test_a_host_pool_for_models_that_it_cannot_keep_is_worth_a_warning(tmp_path:
     for name in value["models"]:
         value["models"][name]["family"] = "recurrent"
     assert [text for level, text, _ in findings(value)["instance group0"] if level == "warn" and "none of its models" in text]
+
+
+def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None:
+    found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]), open_files=82_944)["instance group0"]
+    ((level, text, _),) = [finding for finding in found if "arena" in finding[1]]
+    assert level == "ok" and "8 × 10,240 chunks" in text and "up to 82,944, as allowed" in text
 
 
 def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:
