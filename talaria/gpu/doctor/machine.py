@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import sys
 import socket
 import subprocess
+import sys
 from typing import NamedTuple
 
 MIB = 2**20

@@ -72,7 +72,7 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
         ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512.0 GiB", "add memory"),
         ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "GiB of KV (instances[].host_kv_gib) in", "lower host_kv_gib"),
-        ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 65_535}, "instance group0", "up to 82,944, and 65,535 are", "-Hn 82944"),
+        ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 65_535}, "instance group0", "to 82,944, and 65,535 are", "-Hn 82944"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
         ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
     ],
