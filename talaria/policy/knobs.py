@@ -66,6 +66,7 @@ class Knobs:
     max_wait_rounds: int = 3
     ewma_alpha: float = 0.2
     stale_after_s: float = 5.0
+    sticky_start: str = "pressure"
     overload: str = "spill"
     queue_limit: int = 256
     queue_deadline_s: float = 60.0
@@ -91,6 +92,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("max_wait_rounds", "max_wait_rounds", "rounds", "after so many rounds a waiting call goes before returns and linger", "SPEC §4.1", 1, 100, sweep=(1, 3, 10)),
     Knob("ewma_alpha", "ewma_alpha", "", "weight of the newest round in the latency profiles", "SPEC §3.5", 0.0, 1.0, sweep=(0.0, 0.2, 0.5)),
     Knob("stale_after", "stale_after_s", "s", "age, by receive time, beyond which a snapshot admits no new placement", "SPEC §3.5", 0.05, 600.0, log=True, sweep=(1.0, 5.0, 30.0)),
+    Knob("sticky_start", "sticky_start", "", "where router session-sticky starts a session: the least pressure, or the least cost (Eq. 1)", "SPEC §3.3", choices=("pressure", "cost"), sweep=("pressure", "cost")),
     Knob("overload", "overload", "", "what to do when no instance passes the checks", "SPEC §3.2", choices=("queue", "shed", "spill"), sweep=("queue", "shed", "spill")),
     Knob("queue_limit", "queue_limit", "calls", "most calls the router's own queue holds (overload=queue)", "SPEC §3.2", 0, 1_000_000, sweep=(16, 256)),
     Knob("queue_deadline", "queue_deadline_s", "s", "longest time in the router's own queue before the call is shed", "SPEC §3.2", 0.01, 3600.0, log=True, sweep=(10.0, 60.0)),

@@ -160,7 +160,7 @@ class RoundRobin(Router):
 
 
 class SessionSticky(LeastPressure):
-    """``session-sticky``: a session stays on its first instance while that is healthy; new sessions go to the least pressure."""
+    """``session-sticky``: a session stays on its first instance while that is healthy; knob ``sticky_start`` says which that is."""
 
     name: ClassVar[str] = "session-sticky"
 
@@ -170,8 +170,17 @@ class SessionSticky(LeastPressure):
             i = self._fleet.index[home]
             if self._fleet.healthy[i] and self._fleet.serves(i, arrival.call.key.model):
                 return Decision(i, "sticky")
-        decision = super()._decide(arrival)
+        decision = self._cheapest(arrival) if self.knobs.sticky_start == "cost" else super()._decide(arrival)
         return decision._replace(reason="health") if home is not None else decision
+
+    def _cheapest(self, arrival: Arrival) -> Decision:
+        """Eq. 1 alone, without the checks of Algorithm 1: this router has neither leases nor gates."""
+        columns = self._fleet.columns(arrival.call.key.model)
+        if columns is None:
+            return Decision(None, "")
+        takes = self._fleet.takes_new(columns, arrival.now_s)
+        cheapest = int(np.where(takes, self._pricer.costs(arrival, columns).cost_s, inf).argmin())
+        return Decision(cheapest if takes[cheapest] else None, "cost")
 
     def _placed(self, arrival: Arrival, decision: Decision, terms: CostTerms) -> None:
         if decision.instance is not None:

@@ -194,6 +194,19 @@ def test_a_sticky_session_stays_on_its_first_instance_while_that_is_healthy() ->
     assert routed(made.place(call(4, key("s2")), 2.0)).instance == "b"
 
 
+def test_a_sticky_session_starts_where_eq_1_is_cheapest_when_asked() -> None:
+    resident, absent = {"m": model(Residency.PARKED)}, {"m": model(Residency.ABSENT)}
+    hosts = (snapshot("a", absent), snapshot("b", resident))
+    assert routed(router(*hosts, name="session-sticky").place(call(1), 0.0)).instance == "a"
+    made = router(*hosts, name="session-sticky", sticky_start="cost")
+    started = routed(made.place(call(1), 0.0))
+    assert (started.instance, started.reason) == ("b", "cost")
+    assert routed(made.place(call(2), 0.0)).reason == "sticky"
+    made.heartbeat("b", False, 1.0)
+    moved = routed(made.place(call(3), 1.0))
+    assert (moved.instance, moved.reason) == ("a", "health")
+
+
 def test_a_sticky_session_moves_for_good_when_its_instance_is_down() -> None:
     made = router(idle("a"), idle("b"), name="session-sticky")
     made.place(call(1), 0.0)

@@ -18,7 +18,7 @@ from tests.policy.clusters import call, key, model, routed, router, snapshot
 OTHER = Knobs(
     tau_s=7.0, gamma=0.4, nu_s=3.0, linger_s=0.1, lease_charge_s=2.0, t_ttft_s=25.0, t_tpot_s=0.2, control_window_s=3.0, mu0_s_per_gib=1.0,
     visit_idle=True, round_share="demand", round_order="oldest", sp_order="cheapest", max_wait_rounds=1, ewma_alpha=0.7, stale_after_s=2.0,
-    overload="shed", queue_limit=1, queue_deadline_s=3.0, stage_rate=0.5,
+    sticky_start="cost", overload="shed", queue_limit=1, queue_deadline_s=3.0, stage_rate=0.5,
 )  # fmt: skip
 USAGE = Usage(1000, 0, 100)
 
