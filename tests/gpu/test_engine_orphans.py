@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from talaria.gpu import config
+from tests.gpu.agent_process import CHAT, agent_process, descendants
 
 pytestmark = pytest.mark.full
 PATIENCE_S = 600.0
@@ -82,4 +84,41 @@ def test_a_killed_agent_leaves_nothing(tiny_models: Path, cpu_engine: config.Eng
         finally:
             os.kill(agent.pid, signal.SIGKILL)
     wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()] and not own.exists())
+    assert not [path for path in files if path.exists()]
+
+
+def arena_files(pid: int) -> int:
+    """Chunks of arenas that a process has open."""
+    return sum(link.readlink().name.startswith("memfd:talaria-device") for link in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_a_killed_agent_leaves_nothing_of_an_arena_and_a_pool_either(
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path
+) -> None:
+    """In the middle of a call, with another model parked."""
+    models = {name: {"path": str(tiny_models / name), "kv_tokens": 4096} for name in ("qwen3", "llama")}
+    document = {
+        "schema": "talaria.cluster/1", "name": "pair", "models": models,
+        "instances": [{"name": "g0", "models": list(models), "host_kv_gib": 0.05, "arena": {"managed_gib": 0.03, "chunk_kib": 16}}],
+        "engine": cpu_engine.model_dump(mode="json"),
+    }  # fmt: skip
+
+    async def main() -> tuple[list[int], list[Path], set[Path]]:
+        async with agent_process(document, "g0") as agent:
+            await agent.until("the engines are up", lambda: agent.snapshot is not None, PATIENCE_S)
+            assert agent.process is not None
+            pids, own = descendants(agent.process.pid), [directory(agent.engine_pid(model)) for model in models]
+            assert sum(arena_files(pid) > 1000 for pid in pids) == len(models) and all(path.is_dir() for path in own)
+            files = shared_memory(pids)
+            said = [{"role": "user", "content": "hi"}]
+            body = {"model": "qwen3", "messages": said, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            _, headers = agent.submission("qwen3", "s", 0)
+            async with agent.post(CHAT, body, headers) as answer:
+                assert await answer.content.readany()
+                agent.process.kill()
+                await agent.process.wait()
+            return pids, own, files
+
+    pids, own, files = asyncio.run(main())
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids) and not any(path.exists() for path in own))
     assert not [path for path in files if path.exists()]

@@ -11,9 +11,7 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -22,6 +20,7 @@ from talaria.errors import InputError, unknown_name
 from talaria.gpu import config
 from talaria.gpu.agent.beliefs import capabilities_of, knobs_of, staging_rate, timing_of
 from talaria.gpu.agent.instance import AgentInstance
+from talaria.gpu.agent.place import own_directory
 from talaria.gpu.agent.server import AgentServer, listening
 from talaria.gpu.agent.telemetry import Outbox, Telemetry
 from talaria.gpu.engine.errors import EngineFailed
@@ -67,7 +66,7 @@ class Agent:
         async with contextlib.AsyncExitStack() as stack:
             calls = Upstream(IDLE_CONNECTION_S, CONNECT_S)
             stack.callback(calls.close)
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="talaria-agent-")))
+            directory = stack.enter_context(own_directory())
             await self._holds.start(directory / "hold")
             stack.push_async_callback(self._holds.stop)
             if self._memory is not None:
