@@ -73,9 +73,11 @@ def test_two_real_models_in_turns_share_an_arena(cpu_engine: config.Engine, tiny
 
 
 @pytest.mark.full
-def test_an_engine_that_is_killed_while_it_stages_and_serves_is_opened_again(
-    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_engine_that_is_lost_while_it_stages_and_serves_is_opened_again(
+    cpu_engine: config.Engine, tiny_models: Path, tmp_path: Path, killed: bool
 ) -> None:
+    """It is killed, or its arena's connection ends, and it is still there."""
     answers: Answers = {}
 
     async def run() -> None:
@@ -88,14 +90,19 @@ def test_an_engine_that_is_killed_while_it_stages_and_serves_is_opened_again(
             await running(agent, "qwen3")
             agent.engines.stage("llama", 1.0)
             pid = agent.engines.engines["qwen3"].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            assert pid is not None and agent.arenas is not None
+            if killed:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                (rank,) = (rank for rank in agent.arenas.ranks if rank.model == "qwen3")
+                rank.connection.close("the test wants it")
+            await process.until("the engine's end", lambda: agent.engines.engines["qwen3"].pid != pid)
             await long
             await run_session(process, 1, answers, range(2, 3))
             assert {call.outcome for call in process.ended.values()} == {"completed"}
             agent.engines.forget_host_kv()
             await check_against_unsegmented(process, agent, answers)
-            assert agent.arenas is not None and agent.arenas.owners() == ["llama"]
+            assert agent.arenas.owners() == ["llama"]
 
     async def bounded() -> None:
         async with asyncio.timeout(600.0):
