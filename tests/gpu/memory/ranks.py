@@ -54,10 +54,13 @@ class Gated(CpuStream):
 class Rank:
     """A rank of an engine, as the linker puts it together."""
 
-    def __init__(self, path: Path, *, rank: int = 0, ranks: int = 1, model: str = "m", revision: str = "1") -> None:
+    def __init__(
+        self, path: Path, *, rank: int = 0, ranks: int = 1, model: str = "m", revision: str = "1", family: str = "mha",
+        checkpoint_pages: int = 0,
+    ) -> None:  # fmt: skip
         self.device = [ctypes.create_string_buffer(PAGES * ROW_BYTES) for _ in range(2)]
         buffers = [Buffer(layer, ctypes.addressof(memory), ROW_BYTES) for layer, memory in enumerate(self.device)]
-        join = protocol.Join(rank, ranks, model, revision, "float32", PAGE_TOKENS, 2 * ROW_BYTES, 2, "mha", 0)
+        join = protocol.Join(rank, ranks, model, revision, "float32", PAGE_TOKENS, 2 * ROW_BYTES, 2, family, checkpoint_pages)
         self.client = PoolClient(str(path), join, lambda *answer: self.checkpoints.granted(*answer))
         self.address = self.client.pool.map(rank * self.client.partition_bytes, self.client.partition_bytes)
         layout = PageLayout(buffers, self.client.slab_bytes, self.address)

@@ -24,7 +24,7 @@ PATIENCE_S = 240.0
 CHUNK_KIB = 16
 CPU = Path(__file__).resolve().parents[1] / "cpu"
 LINKER = (
-    "--unified-cache-external-linker-config", json.dumps({"linker": "LaggingLinker", "linker_module_path": "talaria_linkers"}),
+    "--unified-cache-external-linker-config", json.dumps({"linker": "ArenaLinker", "linker_module_path": "talaria_linkers"}),
 )  # fmt: skip
 SLAB_BYTES = 4096
 

@@ -12,20 +12,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from talaria.gpu import compat
+from talaria.gpu.hooks import arena
 from talaria.gpu.hooks.linker import HostLinker
+from talaria.gpu.hooks.staging import Staging
 from talaria.gpu.memory.cpu import CpuMover, CpuStream
 from talaria.gpu.memory.mover import Copies, Mover, Stream
+from talaria.substrate.staging import StagingMap
 
 LAG_PAGES = 2
+LATE_S = 0.2
+"""Longer than a call's next messages are under way."""
 AGREED_PAGES = 2
 
 
 def fault() -> str:
     """What the test wants to go wrong now.
 
-    ``idle``: copies do nothing. ``broken``: restores fail. ``stuck``: checkpoints do not end. ``nonsense``: ranks say what is no message.
-    Of rank 1 alone, ``lag``: it finds less; ``differ``: from ``AGREED_PAGES`` on it hashes differently; ``lost``: what it saves behind
-    them is not kept.
+    ``idle``: copies do nothing; ``still``: those of KV. ``broken``: restores fail. ``stuck``: checkpoints do not end. ``nonsense``: ranks
+    say what is no message. Of rank 1 alone, ``lag``: it finds less; ``late``: its checkpoints take longer; ``differ``: from
+    ``AGREED_PAGES`` on it hashes differently; ``lost``: what it saves behind them is not kept.
     """
     return Path(os.environ["TALARIA_TEST_FAULT"]).read_text()
 
@@ -40,7 +46,9 @@ class _Stream(CpuStream):
             time.sleep(0.01)
         if now == "broken" and self._restores:
             raise RuntimeError("the test wants it to fail")
-        if now != "idle":
+        if now == "late" and not self._restores and compat.tp_rank()[0] == 1:
+            time.sleep(LATE_S)
+        if now not in ("idle", "still"):
             super().move(copies)
 
 
@@ -53,20 +61,49 @@ class _Mover(CpuMover):
         return _Stream(restores=self._streams > 1)
 
 
-class LaggingLinker(HostLinker):
-    """Rank 1 knows less of the host's pool, if the test wants it."""
+class FaultyLinker(HostLinker):
+    """Copies go wrong, and rank 1 knows less of the host's pool, if the test wants it."""
+
+    @staticmethod
+    def mover(device: str) -> Mover:
+        return _Mover()
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         found = super().lookup(rid, transfers)
         return found[:-LAG_PAGES] if fault() == "lag" and self._kv.rank == 1 else found
 
 
-class PoisonedLinker(LaggingLinker):
-    """Every flush fills the device pool with NaN."""
+class ArenaLinker(FaultyLinker):
+    """Every flush fills the KV in the arena with NaN, but for what is staged there. A switch does that by itself where it is checked."""
 
-    @staticmethod
-    def mover(device: str) -> Mover:
-        return _Mover()
+    def reset(self) -> None:
+        super().reset()
+        attached = arena.attached
+        assert attached is not None and isinstance(attached.staging, Staging)
+        tail = attached.staging._tail
+        with tail._changed:  # nothing more is staged meanwhile
+            if tail._stager is None:  # the engine is parked: there is nothing behind its window
+                return
+            staged = _staged_pages(tail._stager.map)
+            for address, nbytes, page_bytes in attached._kv_bytes:
+                for page in range(1, nbytes // page_bytes):  # page 0 is SGLang's own
+                    if page not in staged:
+                        attached.mover.fill(address + page * page_bytes, page_bytes, 0xFF)
+
+
+def _staged_pages(staging: StagingMap) -> set[int]:
+    """Pages with rows of a chunk that is staged or being copied."""
+    writing = staging.in_flight
+    chunks = [chunk for first, count in staging._clean for chunk in range(first, first + count)] + [writing] * (writing is not None)
+    pages: set[int] = set()
+    for row in {chunk // staging.layers for chunk in chunks}:
+        end = staging._layer_bytes - row * staging.chunk_bytes
+        pages.update(range((end - staging.chunk_bytes) // staging.page_bytes, -(-end // staging.page_bytes)))
+    return pages
+
+
+class PoisonedLinker(FaultyLinker):
+    """Every flush fills the device pool with NaN."""
 
     def reset(self) -> None:
         super().reset()
