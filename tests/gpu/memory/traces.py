@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 
 def left_behind() -> dict[str, object]:
     """What a run could leave in this process."""
+    gc.collect()
     files = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
     return {
         "memory": sorted(name for name in files if "memfd:" in name),
