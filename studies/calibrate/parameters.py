@@ -78,6 +78,11 @@ def workload(field: str, *scenario_names: str) -> Place:
     return _scenario("workload", field, scenario_names)
 
 
+def telemetry(field: str) -> Place:
+    """How snapshots travel, in all scenarios."""
+    return _scenario("telemetry", field, ())
+
+
 def component(field: str) -> Place:
     """A setting of the switch component run."""
 

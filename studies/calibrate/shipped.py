@@ -16,7 +16,7 @@ from talaria.report.files import write_atomically
 from talaria.sim import components
 from talaria.validation import parse
 
-SECTIONS = ("workload", "arrivals", "knobs")
+SECTIONS = ("workload", "arrivals", "telemetry", "knobs")
 """Lines of a scenario file that parameters can change; everything else in it stays as it was written."""
 
 
