@@ -18,6 +18,7 @@ Rows = Sequence[dict[str, Any]]
 
 MEDIAN_ERROR, MEAN_ERROR, P50_ERROR, P95_ERROR, TP4_ERROR, COMPONENT_ERROR = 0.10, 0.18, 0.15, 0.20, 0.30, 0.10
 OPENS_OFF = 3
+TREND_P = 0.01
 IMPROVED_AT_LEAST = 28
 RISING = ("talaria", "h2d-only", "no-hkvr", "no-sp", "round-only")
 """Configurations by published SCT p50."""
@@ -111,10 +112,23 @@ def _tau(found: Findings) -> list[Check]:
     waits = [found.estimate(key, "return_ttft_p95_s") for key in keys]
     best = min(range(len(TAUS)), key=lambda index: math.inf if (mean := waits[index].mean) is None else mean)
     return [
-        Check("same-instance returns over τ", "rise at every step", "", _steps(returns), all(a < b for a, b in pairwise(returns))),
-        Check("residency hits over τ", "fall at every step", "", _steps(hits), all(a > b for a, b in pairwise(hits))),
+        _trend("same-instance returns", "rise", [found.column(key, "same_instance_return") for key in keys]),
+        Check("… at every step", "rise", "", _steps(returns), all(a < b for a, b in pairwise(returns))),
+        _trend("residency hits", "fall", [found.column(key, "residency_hit") for key in keys[::-1]]),
+        Check("… at every step", "fall", "", _steps(hits), all(a > b for a, b in pairwise(hits))),
         Check("best τ by returning TTFT p95", "reported", "", f"τ = {TAUS[best]:g} s: {_text(waits[best])} s", None),
     ]
+
+
+def _trend(name: str, way: str, rising: Sequence[Sequence[float]]) -> Check:
+    """Whether seeds order ``rising``, a column each, more than by chance: a step between two τ is less than ten seeds move a mean."""
+    from scipy.stats import page_trend_test
+
+    bar = f"{way}, p < {TREND_P:g} (Page's test over seeds)"
+    if len(rising[0]) < 2:
+        return Check(f"{name} over τ", bar, "", "needs two seeds", None)
+    p = float(page_trend_test(list(zip(*rising, strict=True))).pvalue)
+    return Check(f"{name} over τ", bar, "", f"p = {p:.1g}", p < TREND_P)
 
 
 def _below(name: str, value: float | None, bar: float) -> Check:

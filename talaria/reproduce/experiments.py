@@ -130,6 +130,10 @@ class Findings:
         """Mean and spread over seeds of one measure."""
         return estimate([values[name] for values in self.values[key]])
 
+    def column(self, key: Experiment, name: str) -> list[float]:
+        """Its values, seed by seed; NaN where it is undefined."""
+        return [float("nan") if (value := values[name]) is None else value for values in self.values[key]]
+
     def mean(self, key: Experiment | str, name: str) -> float:
         """Its mean; NaN where no seed has one."""
         found = self.estimate(key, name).mean
