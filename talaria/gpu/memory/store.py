@@ -247,15 +247,19 @@ class HostStore:
             self._forest.release(node)
 
     def _expose(self, model: str, path: Spans, keep: dict[tuple[int, int], Slabs], now_s: float) -> None:
-        """The first pages of a ticket that was given up, and where they are."""
+        """The first pages of a ticket that was given up, and where they are; void, too, where something before them is."""
         end = max(page for _, page in keep) + 1
         spans = tuple((node, first, min(last, end)) for node, first, last in path if first < end)
         for (node, page), slabs in keep.items():
             self._slabs.setdefault((model, node), {})[page] = slabs
         page_bytes = len(next(iter(keep.values()))) * self.slab_bytes * self.ranks
         shorter = self.registry.checkpoint(model, spans, page_bytes, now_s)
-        if shorter is not None:
+        if shorter is None:
+            return
+        if sum(count for _, _, count in shorter.parts) == len(keep):
             self.registry.commit_all(shorter)
+        else:  # pages before them are void, and nobody comes as far as these
+            self.registry.abort(shorter)
 
     @staticmethod
     def _steps(ticket: Ticket) -> Spans:

@@ -258,6 +258,31 @@ def test_a_copy_that_failed_voids_its_pages_until_they_are_written_again(host: H
     assert all(rank.restore(host.store, prompt) == 2 for rank in engine)
 
 
+@pytest.mark.parametrize("beyond", [False, True])
+def test_what_comes_after_void_pages_is_void_too(pair: Host, beyond: bool) -> None:
+    """A copy of the first pages has failed on one rank; of what follows all ranks have a part when the barrier comes.
+
+    With a third copy ``beyond`` them the first pages keep their slabs, in which one rank has nothing.
+    """
+    first, second = pair.engine("mha")
+    store, prompt = pair.store, chain(*"abcdefgh")
+    for rank in (first, second):
+        ends = [3, 6 if rank is first else 5, *([8] if beyond and rank is first else [])]
+        for end in ends:
+            number, grant = rank.offer(store, prompt[:end], 0.0)
+            failed = end == 3 and rank is second
+            if not failed:
+                rank.write(prompt, grant)
+            store.saved(rank.seat, number, complete=not failed)
+    for rank in (first, second):
+        store.drain(rank.seat)
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 0
+    assert store.audit() == []
+    for rank in (first, second):
+        rank.save(store, prompt)
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 8
+
+
 def test_a_full_pool_evicts_the_oldest_and_refuses_what_is_held(host: Host) -> None:
     engine = host.engine("mha")
     pages = host.store.pool.total // engine[0].seat.page_slabs
