@@ -8,7 +8,7 @@ run short. They count as free meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch
 from talaria.gpu import compat
 from talaria.gpu.memory.tail import Tail
 from talaria.substrate.pages import Extent, OutOfPages
+
+_PADDING_PAGES: Final = 1
+"""The first ones, which are SGLang's own: padding is written there."""
 
 
 class HostCopy:
@@ -39,7 +42,7 @@ class HostCopy:
 
 
 class LowPagesAllocator(compat.paged_allocator()):  # type: ignore[misc]
-    """In place of SGLang's, by ``SRTPlatform.get_paged_allocator_cls``. Page 0 is SGLang's own, for what padding writes."""
+    """In place of SGLang's, by ``SRTPlatform.get_paged_allocator_cls``."""
 
     free_pages: torch.Tensor
     tail: Tail | None = None
@@ -50,12 +53,10 @@ class LowPagesAllocator(compat.paged_allocator()):  # type: ignore[misc]
         self.free_pages = self.free_pages[:0]  # SGLang's functions find here exactly what they need
         self._coming: deque[HostCopy] = deque()
         self._coming_pages = 0
-        total = self.num_pages + 1
+        total = self.num_pages + _PADDING_PAGES
         if self.tail is None:
             self.tail = Tail(total)
-        else:
-            self.tail.free_all(total)
-        self.tail.alloc(1)
+        self.tail.free_all(total, _PADDING_PAGES)
 
     def available_size(self) -> int:
         assert self.tail is not None

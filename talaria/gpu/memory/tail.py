@@ -110,14 +110,18 @@ class Tail:
             if self._pool.high_water < before:
                 self._wake()
 
-    def free_all(self, total: int) -> None:
-        """Every page is free, and there are ``total`` from now on."""
+    def free_all(self, total: int, kept: int = 0) -> None:
+        """Every page is free but the first ``kept``, which were in use, and there are ``total`` from now on.
+
+        In one step: what is free for a moment is staged into.
+        """
         with self._changed:
             if total == self._pool.total:
                 self._pool.free_all()
             else:
                 assert self._stager is None, "the pages of a region that is staged into are as many as they were"
                 self._pool = PagePool(total)
+            self._pool.alloc(kept)
             self._wake()
 
     # --- what is staged there ----------------------------------------------------------------------------------------

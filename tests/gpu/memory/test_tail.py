@@ -30,14 +30,16 @@ KV = 0xEE
 class Rank:
     """One rank's arena, with a model that serves and the image of another; ``pages`` are fewer than its blocks have room for."""
 
-    def __init__(self, stream: CpuStream | None = None, seed: int = 1) -> None:
-        nbytes = int(WEIGHT_CHUNKS * CHUNK) // 16 * 16
-        first = int(WEIGHT_CHUNKS) + 1
+    def __init__(
+        self, stream: CpuStream | None = None, seed: int = 1, page_bytes: int = PAGE_BYTES, weight_chunks: float = WEIGHT_CHUNKS
+    ) -> None:
+        nbytes = int(weight_chunks * CHUNK) // 16 * 16
+        first = int(weight_chunks) + 1
         self.arena = Arena(CpuMover(), first + LAYERS * LAYER_CHUNKS, CHUNK)
         self.window, self.check = self.arena.window(), self.arena.window()
         self.arena.show(self.window, range(self.arena.count))
         self.arena.show(self.check, range(self.arena.count))
-        self.region = KvRegion(first, LAYERS, LAYER_CHUNKS, PAGE_BYTES)
+        self.region = KvRegion(first, LAYERS, LAYER_CHUNKS, page_bytes)
         self.weights = random.Random(seed).randbytes(nbytes)
         file = MemoryFile.make("image", nbytes)
         self.image = Image(file.map(0, nbytes), nbytes)
@@ -58,7 +60,8 @@ class Rank:
         for first, count in extents:
             for layer in range(LAYERS):
                 end = self.window.address + (self.region.first + (layer + 1) * LAYER_CHUNKS) * CHUNK
-                ctypes.memset(end - (self.region.pages(CHUNK) - first) * PAGE_BYTES, KV, count * PAGE_BYTES)
+                page_bytes = self.region.page_bytes
+                ctypes.memset(end - (self.region.pages(CHUNK) - first) * page_bytes, KV, count * page_bytes)
         return extents
 
     def wrong(self, ledger: Ledger) -> list[int]:
@@ -167,6 +170,23 @@ def test_where_there_is_no_other_room_the_chunk_is_given_up_and_how_many_pages_a
         gated.let.release()
     assert rank.alloc(rank.tail.total) == [(0, rank.tail.total)]
     assert rank.tail.park().staged == {}
+    rank.close()
+
+
+def test_a_flush_leaves_the_first_page_to_its_owner_however_much_there_is_to_stage() -> None:
+    """SGLang writes padding there; these weights would fill all of KV."""
+    rank = Rank(page_bytes=CHUNK // 4, weight_chunks=LAYERS * LAYER_CHUNKS)
+    rank.tail.free_all(rank.tail.total, kept=1)
+    rank.open()
+    rank.tail.stage("next", rank.image, UNLIMITED)
+    room = LAYERS * (LAYER_CHUNKS - 1) * CHUNK
+    until(lambda: rank.tail.figures().clean_bytes == room)
+    for _ in range(50):
+        rank.tail.free_all(rank.tail.total, kept=1)
+        rank.alloc(2)
+    assert rank.tail.figures().clean_bytes == room
+    rank.tail.free_all(rank.tail.total, kept=1)
+    assert rank.alloc(rank.tail.total - 1) == [(1, rank.tail.total - 1)]
     rank.close()
 
 
