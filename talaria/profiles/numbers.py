@@ -11,9 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-Count = Annotated[int, Field(ge=1)]
-Bytes = Annotated[int, Field(ge=1)]
-BytesOrNone = Annotated[int, Field(ge=0)]
+MOST = 2**60
+"""Of anything that is counted: products of such numbers are still floats."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST)]
+Bytes = Annotated[int, Field(ge=1, le=MOST)]
+BytesOrNone = Annotated[int, Field(ge=0, le=MOST)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -135,7 +138,7 @@ class ModelNumbers:
     recompute_s_per_token: Seconds = 0.0
     state_bytes: BytesOrNone = 0
     """Recurrent and convolution state of one sequence at one position; zero for pure attention."""
-    checkpoint_tokens: Annotated[int, Field(ge=0)] = 0
+    checkpoint_tokens: CountOrNone = 0
     """Spacing of the positions at which recurrent state is kept; zero for pure attention."""
 
     @property

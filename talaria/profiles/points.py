@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from talaria.errors import InputError, unknown_name
 from talaria.profiles.load import load, read_json
+from talaria.profiles.numbers import Count, CountOrNone
 from talaria.profiles.schema import Strict
 from talaria.validation import parse
 
@@ -24,8 +25,8 @@ Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class PrefillPoint(Strict):
     model_config = ConfigDict(strict=True)
 
-    tokens: int = Field(ge=1)
-    cached: int = Field(ge=0)
+    tokens: Count
+    cached: CountOrNone
     ms: Milliseconds
 
     @model_validator(mode="after")
@@ -38,8 +39,8 @@ class PrefillPoint(Strict):
 class DecodePoint(Strict):
     model_config = ConfigDict(strict=True)
 
-    batch: int = Field(ge=1)
-    context: int = Field(ge=0)
+    batch: Count
+    context: CountOrNone
     ms: Milliseconds
 
 
@@ -48,7 +49,7 @@ class ModelPoints(Strict):
 
     prefill: tuple[PrefillPoint, ...] = Field(min_length=4)
     decode: tuple[DecodePoint, ...] = Field(min_length=4)
-    reliable_context: int | None = Field(default=None, ge=1)
+    reliable_context: Count | None = None
     """Decode points beyond this context are left out of the fit; ``note`` says why."""
     note: str = ""
     numbers: dict[str, Any] = Field(default_factory=dict)

@@ -120,6 +120,7 @@ def test_without_a_base_a_missing_quantity_is_named(tmp_path: Path) -> None:
     [
         ("ms", -1.0, "models.Qwen3-32B.prefill[0].ms = -1.0; allowed: greater than 0"),
         ("ms", "fast", "models.Qwen3-32B.prefill[0].ms = 'fast'; allowed: a valid number"),
+        ("tokens", 10**19, f"models.Qwen3-32B.prefill[0].tokens = {10**19}; allowed: less than or equal to {2**60}"),
         ("cached", 128, "models.Qwen3-32B.prefill[0]; allowed: cached below tokens, which is 128"),
         ("token", 5, "unknown field 'models.Qwen3-32B.prefill[0].token'; allowed: cached, ms, tokens; did you mean 'tokens'?"),
     ],

@@ -79,6 +79,7 @@ MISTAKES = [
     ("hardware/tp/source", "", "hardware.tp.source", "at least 1 character"),
     ("hardware/hbm_byte", {}, "unknown field 'hardware.hbm_byte'", "did you mean 'hbm_bytes'?"),
     ("hardware/tp/vlaue", 8, "unknown field 'hardware.tp.vlaue'", "did you mean 'value'?"),
+    ("hardware/hbm_bytes/value", 10**400, "hardware.hbm_bytes.value = 1000", f"less than or equal to {2**60}"),
     ("models/Qwen3-235B/family", "gqa", "models.Qwen3-235B.family = 'gqa'", "'mha', 'mla' or 'recurrent'"),
     ("models/Qwen3-235B/weight_byte", {}, "unknown field 'models.Qwen3-235B.weight_byte'", "did you mean 'weight_bytes'?"),
     ("schema", "talaria.profile/2", "schema = 'talaria.profile/2'", "talaria.profile/1"),
