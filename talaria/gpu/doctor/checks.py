@@ -12,7 +12,7 @@ from talaria.gpu import modelfiles
 from talaria.gpu.config import KEPT_FAMILIES, ClusterConfig, Instance, Secret
 from talaria.gpu.doctor.engine import EngineFacts
 from talaria.gpu.doctor.machine import Gpu, port_is_free
-from talaria.gpu.memory.server import SLAB_BYTES
+from talaria.gpu.memory.slabs import SLAB_BYTES
 from talaria.gpu.modelfiles import ModelFiles
 from talaria.profiles import load as load_profile
 

@@ -21,7 +21,7 @@ from talaria.gpu.memory.cpu import CpuMover, MemoryFile, unmap
 from talaria.gpu.memory.gather import Image
 from talaria.gpu.memory.layout import Buffer, PageLayout
 from talaria.gpu.memory.mover import Copies, Mover, Stream
-from talaria.gpu.memory.server import SLAB_BYTES
+from talaria.gpu.memory.slabs import SLAB_BYTES
 from talaria.gpu.memory.stager import KvRegion, Stager
 
 GIB: Final = 2**30

@@ -18,11 +18,10 @@ import msgspec
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.memory.cpu import MemoryFile
 from talaria.gpu.memory.peer import Peer
+from talaria.gpu.memory.slabs import SLAB_BYTES
 from talaria.gpu.memory.store import HostStore, Seat
 from talaria.gpu.protocol import memory as protocol
 
-SLAB_BYTES: Final = 256 * 1024
-"""A page of a large model is a few MiB on each rank: little is lost in its last slab, and its slabs are few to name."""
 _log = logging.getLogger(__name__)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from talaria.substrate.extents import ExtentSet
 
+SLAB_BYTES: Final = 256 * 1024
+"""A page of a large model is a few MiB on each rank: little is lost in its last slab, and its slabs are few to name."""
 Slabs = tuple[int, ...]
 
 

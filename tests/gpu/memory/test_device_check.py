@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from talaria.gpu.doctor import device
 from talaria.gpu.memory.cpu import CpuMover, CpuStream
 from talaria.gpu.memory.mover import Copies, Stream
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "device_check"
 
 
 class Lazy(CpuMover):
@@ -54,3 +59,19 @@ def test_without_a_device_it_says_so_in_one_line(capsys: pytest.CaptureFixture[s
     monkeypatch.setattr(sys, "argv", ["device_check"])
     assert device.main() == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_it_needs_nothing_of_what_serves() -> None:
+    command = "import sys; sys.modules['msgspec'] = None; from talaria.gpu.doctor.device import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", command, "--help"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_in_an_environment_that_is_not_the_checkouts_own_it_takes_python3(tmp_path: Path) -> None:
+    for name, text in (("scripts/device_check", SCRIPT.read_text()), ("bin/python3", '#!/bin/sh\necho "$@"\n')):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    paths = f"{tmp_path / 'bin'}:{Path(shutil.which('bash') or '').parent}:{Path(shutil.which('dirname') or '').parent}"
+    done = subprocess.run([tmp_path / "scripts/device_check", "--cpu"], capture_output=True, text=True, timeout=60, env={"PATH": paths})
+    assert (done.returncode, done.stdout) == (0, "-m talaria.gpu.doctor.device --cpu\n"), done.stderr
