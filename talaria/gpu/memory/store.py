@@ -69,7 +69,8 @@ class Seat:
     rank: int
     page_slabs: int
     """That one page takes in one rank's partition."""
-    drained: bool = False
+    drained: int = 0
+    """Barriers that it has come to before another rank has."""
     grants: dict[int, list[tuple[_Checkpoint, list[tuple[int, int]]]]] = field(default_factory=dict)
     held: dict[str, _Held] = field(default_factory=dict)
     """By request: the path that is to be restored for it."""
@@ -133,14 +134,14 @@ class HostStore:
 
     def drain(self, seat: Seat) -> None:
         """The rank's copies have ended. When all ranks have come here, the model's checkpoints are closed (the switch barrier)."""
-        seat.drained = True
+        seat.drained += 1
         self._let_go(seat)
         self._end_grants(seat)
         seats = self._seats[seat.model]
         if len(seats) == self.ranks and all(other.drained for other in seats):
             self._close_all(seat.model)
             for other in seats:
-                other.drained = False
+                other.drained -= 1
 
     def _let_go(self, seat: Seat) -> None:
         for request in list(seat.held):

@@ -219,6 +219,20 @@ def test_a_barrier_closes_what_ranks_disagree_on_at_the_last_page_that_all_have(
     assert first.restore(pair.store, long) == second.restore(pair.store, long) == 6
 
 
+def test_a_rank_that_comes_to_two_barriers_first_does_not_close_the_third_for_the_other(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    for rank in (first, first, second, second):
+        pair.store.drain(rank.seat)
+    prompt = chain(*"abc")
+    first.save(pair.store, prompt)
+    number, grant = second.offer(pair.store, prompt, 0.0)
+    pair.store.drain(first.seat)
+    second.write(prompt, grant)
+    pair.store.saved(second.seat, number, complete=True)
+    pair.store.drain(second.seat)
+    assert first.restore(pair.store, prompt) == second.restore(pair.store, prompt) == 3
+
+
 def test_ranks_that_hash_differently_share_what_comes_before(pair: Host) -> None:
     first, second = pair.engine("mha")
     first.save(pair.store, chain(*"abcde"))
