@@ -9,7 +9,7 @@ from typing import Literal
 
 from talaria.errors import InputError
 from talaria.gpu import modelfiles
-from talaria.gpu.config import KEPT_FAMILIES, ClusterConfig, Instance, Secret
+from talaria.gpu.config import KEPT_FAMILIES, Arena, ClusterConfig, Instance, Secret
 from talaria.gpu.doctor.engine import EngineFacts
 from talaria.gpu.doctor.machine import Gpu, port_is_free
 from talaria.gpu.memory.slabs import SLAB_BYTES
@@ -51,7 +51,7 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
     files: dict[str, ModelFiles] = {}
     findings = [*_engine(machine.engine, any(item.gpus for item in here)), *_models(cluster, here, files)]
     findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine)]
-    findings += [*_host_memory(here, files, machine), *_host_kv(cluster, here, files), *_arenas(here, machine)]
+    findings += [*_host_memory(here, files, machine), *_host_kv(cluster, here, files), *_arenas(cluster, here, files, machine)]
     return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
 
 
@@ -207,18 +207,40 @@ def _host_kv(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, 
             yield Finding("ok", where, f"{given}: about {count * page_tokens:,} tokens, if all are of {name}")
 
 
-def _arenas(here: Sequence[Instance], machine: Machine) -> Iterator[Finding]:
-    """An agent has a file open for every chunk of every rank; a rank has those of its own."""
+def _arenas(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, ModelFiles], machine: Machine) -> Iterator[Finding]:
     for item in here:
-        if item.arena is None:
-            continue
-        needed = item.tp * item.arena.chunks + OTHER_FILES
-        where, chunks = f"instance {item.name}", f"an arena of {item.tp} × {item.arena.chunks:,} chunks, for which its agent opens files"
-        if needed > machine.open_files:
-            text = f"{chunks}: up to {needed:,}, and {machine.open_files:,} are allowed"
-            yield Finding("fail", where, text, f"ulimit -Hn {needed} (LimitNOFILE={needed} of a service), or raise arena.chunk_kib")
-        else:
-            yield Finding("ok", where, f"{chunks}: up to {needed:,}, as allowed")
+        if item.arena is not None:
+            yield _arena_files(item, item.arena, machine)
+            yield from _arena_room(cluster, item, item.arena, files, machine)
+
+
+def _arena_files(item: Instance, arena: Arena, machine: Machine) -> Finding:
+    """An agent has a file open for every chunk of every rank; a rank has those of its own."""
+    needed = item.tp * arena.chunks + OTHER_FILES
+    where, chunks = f"instance {item.name}", f"an arena of {item.tp} × {arena.chunks:,} chunks, for which its agent opens files"
+    if needed > machine.open_files:
+        text = f"{chunks}: up to {needed:,}, and {machine.open_files:,} are allowed"
+        return Finding("fail", where, text, f"ulimit -Hn {needed} (LimitNOFILE={needed} of a service), or raise arena.chunk_kib")
+    return Finding("ok", where, f"{chunks}: up to {needed:,}, as allowed")
+
+
+def _arena_room(
+    cluster: ClusterConfig, item: Instance, arena: Arena, files: dict[str, ModelFiles], machine: Machine
+) -> Iterator[Finding]:  # fmt: skip
+    """Whether each rank's device holds its arena, and once more the weights of a model that loads; and the arena what each model needs."""
+    where, managed = f"instance {item.name}", arena.managed_gib * GIB
+    weights = {name: files[name].weight_bytes / item.tp for name in item.models if name in files}
+    known = {gpu.number: gpu.memory_bytes for gpu in machine.gpus}
+    device = min((known[number] for number in item.gpus if number in known), default=0) if item.gpus else machine.memory_bytes // item.tp
+    loading = max(weights.values(), default=0.0)
+    if 0 < device < managed + loading:
+        text = f"an arena of {_size(managed)} a rank, and {_size(loading)} of weights while a model loads, in {_size(device)}"
+        yield Finding("fail" if device < managed else "warn", where, text, "lower arena.managed_gib")
+    for name, nbytes in weights.items():
+        kv = (cluster.models[name].kv_tokens or 0) * files[name].kv_bytes_per_token / (1 if files[name].latent else item.tp)
+        if nbytes + kv > managed:
+            text = f"about {_size(nbytes)} of weights and {_size(kv)} of KV of {name} a rank, in an arena of {_size(managed)}"
+            yield Finding("warn", where, text, f"raise arena.managed_gib, or lower models.{name}.kv_tokens")
 
 
 def _size(nbytes: float) -> str:

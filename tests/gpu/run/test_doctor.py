@@ -150,8 +150,28 @@ def test_a_host_pool_for_models_that_it_cannot_keep_is_worth_a_warning(tmp_path:
 
 def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None:
     found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]), open_files=82_944)["instance group0"]
-    ((level, text, _),) = [finding for finding in found if "arena" in finding[1]]
+    ((level, text, _),) = [finding for finding in found if "chunks" in finding[1]]
     assert level == "ok" and "8 × 10,240 chunks" in text and "up to 82,944, as allowed" in text
+
+
+@pytest.mark.parametrize(
+    ("gib", "kv_tokens", "on_gpus", "levels", "what"),
+    [
+        (120.0, 400_000, True, [], ""),
+        (160.0, 400_000, True, ["warn"], "160.0 GiB a rank, and 54.8 GiB of weights while a model loads, in 183.0 GiB"),
+        (200.0, 400_000, True, ["fail"], "200.0 GiB a rank, and"),
+        (50.0, 100_000, True, ["warn"], "about 54.8 GiB of weights and 9.0 GiB of KV of big a rank, in an arena of 50.0 GiB"),
+        (100.0, 3_000_000, True, ["warn"], "about 47.5 GiB of weights and 67.2 GiB of KV of other a rank, in an arena of 100.0 GiB"),
+        (251.0, 400_000, False, ["fail"], "in 250.0 GiB"),
+    ],
+)
+def test_an_arena_has_to_fit_the_device_and_its_models_the_arena(
+    tmp_path: Path, gib: float, kv_tokens: int, on_gpus: bool, levels: list[str], what: str
+) -> None:
+    value = document(tmp_path, instances=[{**GROUP, "gpus": GROUP["gpus"] if on_gpus else [], "arena": {"managed_gib": gib}}])
+    value["models"]["other"]["kv_tokens"] = kv_tokens
+    said = [finding for finding in findings(value)["instance group0"] if "arena.managed_gib" in finding[2]]
+    assert [level for level, *_ in said] == levels and all(what in text for _, text, _ in said), said
 
 
 def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:
