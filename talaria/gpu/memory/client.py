@@ -48,11 +48,14 @@ class PoolClient:
             failing.callback(self._input.close)
             failing.callback(self._socket.close)
             self._socket.connect(path)
-            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
             for descriptor in descriptors:
                 failing.callback(os.close, descriptor)
             self._send(join)
-            welcome = self._receive()
+            try:
+                welcome = self._receive()
+            except EOFError:
+                raise OSError("the agent that keeps the host pool is gone") from None
             if not isinstance(welcome, protocol.Welcome) or len(descriptors) != 1:
                 raise ValueError(welcome.why if isinstance(welcome, protocol.Refused) else "the agent does not offer its host pool")
             failing.pop_all()

@@ -344,6 +344,17 @@ def test_an_agent_that_does_not_answer_is_given_up_and_hears_of_it(tmp_path: Pat
     assert granted == [(1, False, "talaria-pool")]
 
 
+def test_a_pool_whose_agent_hangs_up_at_once_is_none(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor() as threads:
+        listening.bind(str(tmp_path / "pool"))
+        listening.listen()
+        listening.settimeout(PATIENCE_S)
+        ended = threads.submit(lambda: listening.accept()[0].close())
+        with pytest.raises(OSError, match="gone"):
+            PoolClient(str(tmp_path / "pool"), protocol.Join(0, 1, "m", "1", "float32", PAGE_TOKENS, 1, 1, "mha", 0), lambda *_: None)
+        ended.result(PATIENCE_S)
+
+
 def test_without_an_agent_nothing_is_kept_and_nothing_hangs(tmp_path: Path) -> None:
     async def main() -> None:
         async with pool(tmp_path) as host:
