@@ -2,6 +2,8 @@
 
 SGLang loads it by flag (``engine.command``), asks it for prefixes that its radix tree lacks and offers it every new node. Hooks tell
 it what the interface does not: a node's whole path, and which requests still wait for a prefix.
+
+Of the session-aware prefix cache of SPEC §5.5 SGLang 0.5.23 has no class: this and its KV events (``kv.events``) are in its place.
 """
 
 from __future__ import annotations
