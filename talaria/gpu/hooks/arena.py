@@ -60,9 +60,7 @@ class Attached:
         self.window = self.arena.window()
         self.stream = mover.stream()
         self.kv: KvRegion | None = None
-        """Set when the KV pool is made; stays None where its fragments are not all alike."""
-        self.kv_pages = 0
-        """That SGLang's allocator gives out, its padding page 0 included; a fragment can have more."""
+        """Set when the KV pool is made; stays None for a kind of pool that ``hooks.pools`` does not know."""
         self.kv_buffers: Callable[[], list[torch.Tensor]] = list
         """Of SGLang's pool, in the order in which they were carved."""
         self.staging: Stages | None = None
@@ -99,8 +97,8 @@ class Attached:
 
     # --- the KV pool -------------------------------------------------------------------------------------------------
 
-    def carve(self, count: int, nbytes: int, page_bytes: int, pages: int) -> list[int]:
-        """Addresses of ``count`` fragments of KV, all of ``pages`` pages and ``nbytes``, behind the weights.
+    def carve(self, count: int, nbytes: int, page_bytes: int) -> list[int]:
+        """Addresses of ``count`` fragments of KV, all of ``nbytes``, behind the weights.
 
         Each takes whole chunks and ends where its last chunk does; it has more pages than were asked for where there is room for them.
         Raises ValueError where they do not fit.
@@ -113,7 +111,7 @@ class Attached:
             needed, there = (first + count * chunks) * size / 2**20, self.window.nbytes / 2**20
             raise ValueError(f"weights and KV of {needed:.1f} MiB do not fit into {there:.1f} MiB: fewer kv_tokens, or more managed_gib")
         self._chunks_used += count * chunks
-        self.kv, self.kv_pages = KvRegion(first, count, chunks, page_bytes), pages
+        self.kv = KvRegion(first, count, chunks, page_bytes)
         rest = chunks * size % page_bytes
         addresses = [self.window.address + (first + number * chunks) * size + rest for number in range(count)]
         self._kv_bytes = [(address, chunks * size - rest, page_bytes) for address in addresses]

@@ -26,7 +26,7 @@ def _fragments(pool: Any, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
         if len(set(sizes.values())) != 1 or (pool.size + pool.page_size) % pool.page_size:
             raise ValueError(f"KV buffers of {sorted(sizes.values())} bytes for pages of {pool.page_size} tokens")
         nbytes = sizes[shapes[0]]
-        addresses = attached.carve(len(shapes), nbytes, nbytes // pages, pages)
+        addresses = attached.carve(len(shapes), nbytes, nbytes // pages)
     except ValueError as error:
         raise SystemExit(f"talaria: the KV pool cannot lie in the arena: {error}") from error
     return [

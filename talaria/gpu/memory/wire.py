@@ -60,7 +60,7 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
 
 
 class Connection:
-    """One end in the running event loop. ``lost()`` is called once, also for a message that ``received`` raises ValueError at."""
+    """One end in the running event loop. ``lost(why)`` is called once, also for a message that ``received`` raises ValueError at."""
 
     def __init__(
         self, connection: socket.socket, kind: Any, received: Callable[[Any], None], lost: Callable[[str], None]

@@ -123,8 +123,8 @@ assert cuda._enum.name == "CUDA" and pools.in_arena("dsa") is None
 class Attached:
     device = torch.device("cpu")
 
-    def carve(self, count, nbytes, page_bytes, pages):
-        assert (count, nbytes, page_bytes, pages) == (2, 272 * 40 * 4, 16 * 40 * 4, 17)
+    def carve(self, count, nbytes, page_bytes):
+        assert (count, nbytes, page_bytes) == (2, 272 * 40 * 4, 16 * 40 * 4)
         self.memory = [(ctypes.c_ubyte * nbytes)() for _ in range(count)]
         return [ctypes.addressof(fragment) for fragment in self.memory]
 
