@@ -75,7 +75,7 @@ def sweep(
     if document:
         note(f"plot: {document['plot']}")
         if len(document["points"]) > 1 and not _moved(document["points"], tables.SWEPT):
-            note(f"{knob} changes nothing of this on {document['scenario']}: try another --scenario or other --values")
+            note(f"{knob} changes nothing of this on {document['scenario']}: try another --scenario or --config, or other --values")
         show_document(document, tables.sweep_table, as_json=options.json)
     raise typer.Exit(code)
 
