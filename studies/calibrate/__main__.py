@@ -1,4 +1,4 @@
-"""``python -m studies.calibrate fit|show|apply TESTBED``."""
+"""``python -m studies.calibrate fit|again|show|apply TESTBED``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 
 from studies.calibrate import report, search, shipped, testbeds
 from studies.calibrate.testbed import Testbed
+from talaria.errors import InputError
 
 
 def fit(testbed: Testbed, trials: int, rounds: int) -> None:
@@ -48,7 +49,15 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "fit" and (arguments.trials < search.LEAST_TRIALS or arguments.rounds < 0):
         parser.error(f"--trials is from {search.LEAST_TRIALS}, --rounds from 0")
-    testbed = testbeds.load(arguments.testbed)
+    try:
+        _run(arguments, testbeds.load(arguments.testbed))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(arguments: argparse.Namespace, testbed: Testbed) -> None:
     if arguments.command == "fit":
         fit(testbed, arguments.trials, arguments.rounds)
     elif arguments.command == "again":
@@ -57,7 +66,6 @@ def main() -> int:
         print(report.table(report.load(testbed.name)))
     else:
         shipped.write(testbed, report.values_of(report.load(testbed.name)))
-    return 0
 
 
 if __name__ == "__main__":

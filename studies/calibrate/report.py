@@ -11,6 +11,9 @@ from studies.calibrate.loss import Found, Trial, loss, miss
 from studies.calibrate.parameters import Parameter
 from studies.calibrate.testbed import Fitted, Testbed
 from talaria import __version__
+from talaria.errors import InputError
+from talaria.profiles.load import read_json
+from talaria.report.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
 CHANGE = 0.25
@@ -72,7 +75,7 @@ def _residual(target: Fitted, found: Found) -> dict[str, Any]:
 
 
 def save(result: dict[str, Any]) -> None:
-    path(result["testbed"]).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_atomically(path(result["testbed"]), (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def path(name: str) -> Path:
@@ -80,7 +83,10 @@ def path(name: str) -> Path:
 
 
 def load(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    """Raises InputError where there is no result, or a file that holds none."""
+    result = read_json(path(name))
+    if not isinstance(result, dict) or not {"parameters", "residuals"} <= result.keys():
+        raise InputError("holds no result", where=str(path(name)), fix=f"python -m studies.calibrate fit {name}")
     return result
 
 

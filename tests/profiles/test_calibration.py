@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from studies.calibrate import report, testbed, testbeds
+from studies.calibrate.__main__ import main
 from studies.calibrate.loss import IMPOSSIBLE, Trial, loss, miss
 from studies.calibrate.parameters import Parameter, values_at
 from talaria.profiles.load import DATA, read_json
@@ -75,3 +78,17 @@ def test_values_with_which_no_run_is_possible_are_far_from_every_number(bed: tes
         scenario["workload"]["depth_cap"] = 0
     residuals, found = Trial(bed, draft, report.values_of(report.load(bed.name))).residuals([0])
     assert found is None and set(residuals.tolist()) == {IMPOSSIBLE}
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", "[]"])
+@pytest.mark.parametrize("command", ["show", "again", "apply"])
+def test_a_result_that_is_not_there_is_one_line(
+    command: str, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["calibrate", command, "tp8"])
+    if text is not None:
+        report.path("tp8").write_text(text)
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {report.path('tp8')}") and said.count("\n") == 1
