@@ -180,7 +180,7 @@ class Instance(_Strict):
     """The first is active at the start; a hot instance has one."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     """None on a machine without accelerators: the engines run on the CPU."""
-    tp: Count = 1
+    tp: Annotated[int, Field(ge=1, le=1024)] = 1
     max_resident_models: Count = 8
     max_running: Count = 256
     host_kv_gib: Annotated[float, Field(ge=0, le=2**20)] = 0.0

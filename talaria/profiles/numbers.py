@@ -29,7 +29,7 @@ Family = Literal["mha", "mla", "recurrent"]
 class HardwareNumbers:
     """One tensor-parallel GPU group and its host. Bandwidths are per rank, in bytes per second (SPEC §5)."""
 
-    tp: Count
+    tp: Annotated[int, Field(ge=1, le=1024)]
     """Ranks of the group, one GPU each."""
     hbm_bytes: Bytes
     """Memory of one GPU."""
@@ -117,7 +117,7 @@ class ModelNumbers:
     """The weights' name on the Hugging Face hub."""
     family: Family
     """Of its reusable state: paired K/V, latent, or attention layers beside recurrent ones."""
-    tp: Count
+    tp: Annotated[int, Field(ge=1, le=1024)]
     """Ranks the model runs on; fewer than the group's where the coefficients were taken so."""
     layers: Count
     weight_bytes: Bytes

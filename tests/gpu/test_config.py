@@ -51,6 +51,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an alias of a model's name": lambda d: d["gateway"].update(aliases={"m": "n"}),
     "an alias with a star inside": lambda d: d["gateway"].update(aliases={"a*b": "n"}),
     "a number beyond all measure": lambda d: d["instances"][0].update(max_running=10**30),
+    "more ranks than any group has": lambda d: d["instances"][0].update(tp=1025),
     "a host pool without room for a page": lambda d: d["instances"][0].update(host_kv_gib=1e-6),
     "a host pool beyond all measure": lambda d: d["instances"][0].update(host_kv_gib=1e9),
     "an arena of less than two chunks": lambda d: arena(d, managed_gib=0.02),
