@@ -13,14 +13,15 @@ from pydantic import Field
 
 MOST = 2**60
 """Of anything that is counted: products of such numbers are still floats."""
+LONGEST_S = 1e9
 Count = Annotated[int, Field(ge=1, le=MOST)]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST)]
 Bytes = Annotated[int, Field(ge=1, le=MOST)]
 BytesOrNone = Annotated[int, Field(ge=0, le=MOST)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
 Variation = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Family = Literal["mha", "mla", "recurrent"]
 

@@ -72,6 +72,8 @@ def _set(document: dict[str, Any], path: str, value: Any) -> None:
 MISTAKES = [
     ("hardware/tp/value", -3, "hardware.tp.value = -3", "greater than or equal to 1"),
     ("hardware/tp/value", 1025, "hardware.tp.value = 1025", "less than or equal to 1024"),
+    ("hardware/restore_base_s/value", 1e308, "hardware.restore_base_s.value = 1e+308", "less than or equal to 1000000000"),
+    ("hardware/h2d_bytes_per_s/value", 5e-324, "hardware.h2d_bytes_per_s.value = 5e-324", "greater than or equal to 1"),
     ("hardware/h2d_bytes_per_s/value", float("nan"), "hardware.h2d_bytes_per_s.value = nan", "a finite number"),
     ("hardware/bump_fraction/value", 1.5, "hardware.bump_fraction.value = 1.5", "less than or equal to 1"),
     ("hardware/tp/value", "8", "hardware.tp.value = '8'", "a valid integer"),
