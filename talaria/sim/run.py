@@ -169,11 +169,12 @@ def _rotated(models: tuple[str, ...], by: int) -> tuple[str, ...]:
 
 
 def _most_resident(scenario: Scenario, profile: Profile, models: tuple[str, ...]) -> int:
-    """Models that fit one GPU with their residue, and the host with their images; each must fit the buffer alone."""
+    """Models that fit one GPU with their residue, and the host with their images; each must fit alone, with its residue."""
     try:
         layout, needs = layouts(profile, models)
         for need in needs.values():
             layout.regions(need)
+            layout.peak_bytes([need])
     except LayoutError as error:
         raise InputError(str(error), where=f"scenario {scenario.name}, profile {profile.name}", fix="use a larger GPU group") from None
     hardware = profile.hardware

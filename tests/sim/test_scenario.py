@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from talaria.errors import InputError
+from talaria.profiles.load import DATA, read_json
 from talaria.sim import config, scenario
 from talaria.sim.run import plan
 
@@ -95,3 +97,12 @@ def test_a_file_that_is_no_mapping_is_one_line(tmp_path: Path, text: str, parts:
     with pytest.raises(InputError) as caught:
         loaded(tmp_path, text)
     assert [part for part in parts if part not in str(caught.value)] == [] and "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_with_its_residue_is_one_line(tmp_path: Path) -> None:
+    profile = read_json(DATA / "paper-tp8.json")
+    profile["hardware"]["residue_bytes"]["value"] = 2**50
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(profile), encoding="utf-8")
+    said = complaint(tmp_path, profile=str(path))
+    assert "with the residue of parked models, the device cap is" in said and said.endswith("use a larger GPU group")
