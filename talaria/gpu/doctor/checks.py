@@ -9,6 +9,7 @@ from typing import Literal
 
 from talaria.errors import InputError
 from talaria.gpu import modelfiles
+from talaria.gpu.agent.beliefs import knobs_of
 from talaria.gpu.config import KEPT_FAMILIES, Arena, ClusterConfig, Instance, Secret
 from talaria.gpu.doctor.engine import EngineFacts
 from talaria.gpu.doctor.machine import Gpu, port_is_free
@@ -52,7 +53,7 @@ def examine(cluster: ClusterConfig, machine: Machine) -> list[Finding]:
     findings = [*_engine(machine.engine, any(item.gpus for item in here)), *_models(cluster, here, files)]
     findings += [*_parsers(cluster, machine.engine), *_gpus(here, machine), *_fit(cluster, here, files, machine)]
     findings += [*_host_memory(here, files, machine), *_host_kv(cluster, here, files), *_arenas(cluster, here, files, machine)]
-    return [*findings, *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
+    return [*findings, *_knobs(cluster), *_profile(cluster), *_keys(cluster), *_ports(cluster, here), *_clock(cluster)]
 
 
 def _engine(engine: EngineFacts, on_gpus: bool) -> Iterator[Finding]:
@@ -247,6 +248,13 @@ def _size(nbytes: float) -> str:
     """So that neither a pool of a TiB nor one of a MiB reads as none."""
     unit, name = (GIB, "GiB") if nbytes >= GIB / 10 else (2**20, "MiB") if nbytes >= 2**20 / 10 else (2**10, "KiB")
     return f"{nbytes / unit:.1f} {name}"
+
+
+def _knobs(cluster: ClusterConfig) -> Iterator[Finding]:
+    try:
+        knobs_of(cluster.policy)
+    except InputError as error:
+        yield Finding("fail", "knobs", str(error), "mend policy.knobs, or the file that policy.file names")
 
 
 def _profile(cluster: ClusterConfig) -> Iterator[Finding]:

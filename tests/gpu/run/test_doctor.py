@@ -73,10 +73,12 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512.0 GiB", "add memory"),
         ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "GiB of KV (instances[].host_kv_gib) in", "lower host_kv_gib"),
         ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 65_535}, "instance group0", "to 82,944, and 65,535 are", "-Hn 82944"),
+        ({"policy": {"knobs": {"sticky_start": "nowhere"}}}, {}, "knobs", "sticky_start=nowhere; allowed: pressure, cost", "policy.knobs"),
+        ({"policy": {"file": "./absent.yaml"}}, {}, "knobs", "absent.yaml", "policy.file"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
         ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
     ],
-    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "files", "profile-model", "profile"],
+    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "files", "knobs", "policy", "profile-model", "profile"],
 )
 def test_what_would_fail_is_said_with_how_to_mend_it(
     tmp_path: Path, changes: dict[str, Any], machine: dict[str, Any], check: str, what: str, fix: str
