@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from talaria.report.metrics import metrics
-from talaria.report.record import FLAG_LEASE_HIT, FLAG_SAME_INSTANCE
+from talaria.report.record import FLAG_LEASE_HIT, FLAG_OPEN, FLAG_RESIDENCY_HIT, FLAG_SAME_INSTANCE
 from talaria.sim import config, scenario
 from talaria.sim.run import plan, simulate
 from tests.sim.small import small_plan
@@ -18,31 +18,45 @@ from tests.sim.worlds import chain, world
 TAUS = (0.0, 5.0)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Means over seeds, of 120 calls."""
+
+    opens: float
+    placed_opens: float
+    """Of calls that Eq. 1 placed; the others came by a live lease to an instance that had closed their model meanwhile."""
+    hits: float
+
+
 @cache
-def opens_and_hits(charge: float) -> list[tuple[float, float]]:
-    """(model opens, residency hits) at each τ, means over seeds; at ν = 20 s, so that leased demand alone opens no replica (Eq. 2)."""
+def sweep(charge: float) -> list[Seen]:
+    """At each τ; at ν = 20 s, so that leased demand alone opens no replica (Eq. 2)."""
     loaded = scenario.load("paper-tp4-tau")
     rows = []
     for tau in TAUS:
         swept = plan(loaded, config.get("talaria"), knobs={"tau": tau, "lease_charge": charge, "nu": 20})
-        seen = [metrics(simulate(swept, seed)) for seed in range(8)]
-        rows.append((float(np.mean([m["model_opens"] or 0.0 for m in seen])), float(np.mean([m["residency_hit"] or 0.0 for m in seen]))))
+        seen = [simulate(swept, seed).calls["flags"] for seed in range(8)]
+        opens = [(flags & FLAG_OPEN) > 0 for flags in seen]
+        placed = [each & ((flags & FLAG_LEASE_HIT) == 0) for each, flags in zip(opens, seen, strict=True)]
+        hits = [(flags & FLAG_RESIDENCY_HIT) > 0 for flags in seen]
+        rows.append(Seen(*(float(np.mean([each.sum() for each in kind])) for kind in (opens, placed, hits))))
     return rows
 
 
 def test_with_a_lease_charge_opens_rise_and_residency_falls_as_tau_grows() -> None:
-    (opens, hits), (last_opens, last_hits) = opens_and_hits(2.0)
-    assert last_opens > opens + 8 and last_hits < hits - 8 / 120
+    without, long = sweep(2.0)
+    assert long.opens > without.opens + 8 and long.hits < without.hits - 8
 
 
-def test_without_a_charge_opens_do_not_rise_and_residency_does_not_fall() -> None:
-    """But for returns whose lease is honoured where their model was closed meanwhile: a call or two of 120; with a charge of 2 s, 15."""
-    (opens, hits), (last_opens, last_hits) = opens_and_hits(0.0)
-    assert last_opens <= opens + 4 and last_hits >= hits - 4 / 120
+def test_without_a_charge_leases_make_no_other_call_open_a_model() -> None:
+    """All that opens more often are the returns that leases bring back to where their model was closed meanwhile."""
+    without, long = sweep(0.0)
+    assert long.placed_opens <= without.placed_opens and long.opens - long.placed_opens > 0
 
 
 def test_a_larger_charge_opens_more_at_the_same_tau() -> None:
-    assert opens_and_hits(2.0)[-1][0] > opens_and_hits(0.0)[-1][0]
+    charged, free = sweep(2.0)[-1], sweep(0.0)[-1]
+    assert charged.opens > free.opens and charged.placed_opens > free.placed_opens
 
 
 def test_every_completed_call_installs_a_lease_and_no_lease_counts_twice() -> None:
