@@ -20,7 +20,7 @@ from talaria.gpu.memory.cpu import MemoryFile
 from talaria.gpu.protocol import memory as protocol
 
 _ANSWER_S: Final = 60.0
-"""An agent that does not answer for so long is not there any more."""
+"""An agent that neither reads nor answers for so long is not there any more."""
 _log = logging.getLogger(__name__)
 _decoder: Final = msgspec.msgpack.Decoder(protocol.ToRank)
 Answer = TypeVar("Answer", protocol.Found, protocol.Drained)
@@ -47,18 +47,22 @@ class PoolClient:
         with contextlib.ExitStack() as failing:
             failing.callback(self._input.close)
             failing.callback(self._socket.close)
-            self._socket.connect(path)
-            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            for descriptor in descriptors:
-                failing.callback(os.close, descriptor)
-            self._send(join)
+            self._socket.settimeout(_ANSWER_S)
             try:
+                self._socket.connect(path)
+                _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
+                for descriptor in descriptors:
+                    failing.callback(os.close, descriptor)
+                self._send(join)
                 welcome = self._receive()
+            except TimeoutError:
+                raise OSError("the agent that keeps the host pool does not answer") from None
             except EOFError:
                 raise OSError("the agent that keeps the host pool is gone") from None
             if not isinstance(welcome, protocol.Welcome) or len(descriptors) != 1:
                 raise ValueError(welcome.why if isinstance(welcome, protocol.Refused) else "the agent does not offer its host pool")
             failing.pop_all()
+        self._socket.settimeout(None)
         self.slab_bytes = welcome.slab_bytes
         self.partition_bytes = welcome.slabs * welcome.slab_bytes
         self.pool = MemoryFile(descriptors[0], self.partition_bytes * join.ranks)

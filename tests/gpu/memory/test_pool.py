@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +308,6 @@ def test_whatever_goes_wrong_with_one_checkpoint_the_next_ones_are_kept(tmp_path
 
 
 def test_an_agent_that_does_not_answer_is_given_up_and_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_ANSWER_S", 0.05)
     granted: list[tuple[int, bool, str]] = []
     with socket.socket(socket.AF_UNIX) as listening, open(os.memfd_create("talaria-test")) as file:
         listening.bind(str(tmp_path / "pool"))
@@ -337,6 +336,7 @@ def test_an_agent_that_does_not_answer_is_given_up_and_hears_of_it(tmp_path: Pat
                 told.set()
 
             rank = PoolClient(str(tmp_path / "pool"), join, answered)
+            monkeypatch.setattr(client, "_ANSWER_S", 0.05)
             rank.save(1, chain(*tokens_of(1)))
             assert rank.find("request", chain(*tokens_of(1))) == (0, array("I"))
             assert told.wait(PATIENCE_S) and heard.result(PATIENCE_S)
@@ -353,6 +353,32 @@ def test_a_pool_whose_agent_hangs_up_at_once_is_none(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="gone"):
             PoolClient(str(tmp_path / "pool"), protocol.Join(0, 1, "m", "1", "float32", PAGE_TOKENS, 1, 1, "mha", 0), lambda *_: None)
         ended.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("greets", [False, True], ids=["accepts alone", "greets"])
+def test_an_agent_that_does_not_answer_a_new_rank_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greets: bool) -> None:
+    monkeypatch.setattr(client, "_ANSWER_S", 0.05)
+    before = descriptors()
+    with socket.socket(socket.AF_UNIX) as listening, open(os.memfd_create("talaria-test")) as file, ThreadPoolExecutor() as threads:
+        listening.bind(str(tmp_path / "pool"))
+        listening.listen()
+        listening.settimeout(PATIENCE_S)
+
+        def agent() -> None:
+            """Silent until the rank has hung up."""
+            connection, _ = listening.accept()
+            with connection, suppress(ConnectionError):  # late, on a busy machine
+                connection.settimeout(PATIENCE_S)
+                if greets:
+                    socket.send_fds(connection, [b"\0"], [file.fileno()])
+                while connection.recv(65536):
+                    pass
+
+        silent = threads.submit(agent)
+        with pytest.raises(OSError, match=r"^the agent that keeps the host pool does not answer$"):
+            PoolClient(str(tmp_path / "pool"), protocol.Join(0, 1, "m", "1", "float32", PAGE_TOKENS, 1, 1, "mha", 0), lambda *_: None)
+        silent.result(PATIENCE_S)
+    assert descriptors() <= before
 
 
 def test_without_an_agent_nothing_is_kept_and_nothing_hangs(tmp_path: Path) -> None:
