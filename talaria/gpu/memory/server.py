@@ -47,7 +47,7 @@ class MemoryServer:
 
     async def start(self, path: Path) -> None:
         """Raises OSError."""
-        self._server = await asyncio.start_unix_server(self._connected, str(path))
+        self._server = await asyncio.start_unix_server(self._accepted, str(path))
         path.chmod(0o600)
         self.path = path
 
@@ -60,18 +60,23 @@ class MemoryServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
         self._pool.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The task is ours: of one of its own, asyncio takes a cancellation for a fault."""
+        task = asyncio.get_running_loop().create_task(self._connected(reader, writer))
         self._connections.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._connections.discard(task)
+            writer.close()
+
+        task.add_done_callback(ended)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.closing(self._invited(writer)) as peer:
                 await self._served(reader, writer, peer)
         except OSError as error:
             _log.error("event=rank_lost why=%r", error)
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     def _invited(self, writer: asyncio.StreamWriter) -> Peer:
         """Sends the descriptor of the pool, before anything is written: what the transport sends comes after it. Raises OSError."""

@@ -398,6 +398,33 @@ def test_without_an_agent_nothing_is_kept_and_nothing_hangs(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_a_pool_that_stops_ends_its_connections_without_a_fault(tmp_path: Path) -> None:
+    """Of a rank that is there, of one that leaves while its process lives on, and of one that has said nothing yet."""
+
+    async def main() -> None:
+        faults: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        server = MemoryServer(32 * SLAB_BYTES, 1, SLAB_BYTES, lost=lambda model: host.lost.append(model))
+        await server.start(tmp_path / "pool")
+        host = Pool(server, tmp_path / "pool")
+        try:
+            leaving, staying = await host.process(), await host.rank(model="other")
+            await asyncio.to_thread(leaving.tell, "talk_nonsense")
+            reader, writer = await asyncio.open_unix_connection(str(host.path))
+            await host.until(lambda: host.lost == ["m"] and len(server._connections) == 3)
+            await server.stop()
+            await asyncio.to_thread(staying.client._thread.join, PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader.read() == b"\0", "and the end"
+            writer.close()
+            await writer.wait_closed()
+            assert faults == [] and not server._connections
+        finally:
+            await host.close()
+
+    asyncio.run(main())
+
+
 def test_what_is_no_message_ends_the_connection(tmp_path: Path) -> None:
     async def main() -> None:
         async with pool(tmp_path) as host:
