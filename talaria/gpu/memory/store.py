@@ -42,6 +42,10 @@ class _Checkpoint:
         self.limbo: list[int] = []
         """Slabs of a closed one that are nobody's, and that a writer may still touch."""
 
+    def all_told(self) -> bool:
+        """Whether every rank was given all of it and writes no more."""
+        return not self.writers and all(given.total == self.pages for given in self.given)
+
     def agreed_pages(self) -> int:
         """How many of its pages all ranks have, from the first on."""
         agreed = 0
@@ -208,15 +212,23 @@ class HostStore:
             checkpoint.writers -= 1
             if checkpoint.closed:
                 self._leave_limbo(checkpoint)
-            elif complete:
+                continue
+            if complete:
                 done = checkpoint.done[seat.rank]
                 for first, count in pages:
                     done.add(first, count)
                 if done.total == checkpoint.pages:
                     self.registry.commit(checkpoint.ticket, seat.rank)
-                    if all(rank.total == checkpoint.pages for rank in checkpoint.done):
-                        del self._open[seat.model][checkpoint.ticket.id]
-                        self.version += 1
+            if checkpoint.all_told():
+                self._conclude(checkpoint)
+
+    def _conclude(self, checkpoint: _Checkpoint) -> None:
+        """Every rank has said how its copies of all pages ended: where one failed, a later offer may begin anew."""
+        if all(rank.total == checkpoint.pages for rank in checkpoint.done):
+            del self._open[checkpoint.ticket.model][checkpoint.ticket.id]
+            self.version += 1
+        else:
+            self._close(checkpoint)
 
     def _close_all(self, model: str) -> None:
         for checkpoint in list(self._open.get(model, {}).values()):
@@ -234,7 +246,7 @@ class HostStore:
             for page in range(first, first + count):
                 if len(keep) < agreed:
                     keep[(node, page)] = places.pop(page)
-                elif checkpoint.writers:
+                else:
                     checkpoint.limbo += places.pop(page)
         self._limbo += len(checkpoint.limbo)
         steps = self._steps(ticket)
@@ -251,16 +263,17 @@ class HostStore:
         """The first pages of a ticket that was given up, and where they are; void, too, where something before them is."""
         end = max(page for _, page in keep) + 1
         spans = tuple((node, first, min(last, end)) for node, first, last in path if first < end)
-        for (node, page), slabs in keep.items():
-            self._slabs.setdefault((model, node), {})[page] = slabs
         page_bytes = len(next(iter(keep.values()))) * self.slab_bytes * self.ranks
         shorter = self.registry.checkpoint(model, spans, page_bytes, now_s)
-        if shorter is None:
-            return
-        if sum(count for _, _, count in shorter.parts) == len(keep):
+        if shorter is not None and sum(count for _, _, count in shorter.parts) == len(keep):
             self.registry.commit_all(shorter)
-        else:  # pages before them are void, and nobody comes as far as these
+            for (node, page), slabs in keep.items():
+                self._slabs.setdefault((model, node), {})[page] = slabs
+            return
+        if shorter is not None:  # pages before them are void, and nobody comes as far as these
             self.registry.abort(shorter)
+        for slabs in keep.values():
+            self.pool.give(slabs)
 
     @staticmethod
     def _steps(ticket: Ticket) -> Spans:

@@ -259,24 +259,41 @@ def test_a_barrier_of_one_model_leaves_another_ones_copies_alone(pair: Host) -> 
 
 
 def test_a_copy_that_failed_voids_its_pages_until_they_are_written_again(host: Host) -> None:
+    """As soon as all ranks have said how theirs ended, without a barrier."""
     engine, prompt = host.engine("mha"), chain("a", "b")
     for rank in engine:
+        assert host.store.used_bytes or rank.rank == 0
         number, _ = rank.offer(host.store, prompt, 0.0)
         host.store.saved(rank.seat, number, complete=rank.rank > 0)
+    assert host.store.used_bytes == 0 and not host.store.registry.held_bytes
     assert all(rank.restore(host.store, prompt) == 0 for rank in engine)
-    for rank in engine:
-        host.store.drain(rank.seat)
-    assert host.store.used_bytes == 0
     for rank in engine:
         rank.save(host.store, prompt)
     assert all(rank.restore(host.store, prompt) == 2 for rank in engine)
+
+
+def test_a_failed_copy_waits_for_ranks_that_may_still_write_and_leaves_what_all_have(pair: Host) -> None:
+    first, second = pair.engine("mha")
+    store, prompt = pair.store, chain(*"abcd")
+    late, grant = first.offer(store, prompt, 0.0)
+    second.save(store, prompt[:2])
+    number, _ = second.offer(store, prompt, 0.0)
+    store.saved(second.seat, number, complete=False)
+    assert store.pool.total - store.pool.free == 4 * first.seat.page_slabs, "another rank is writing"
+    first.write(prompt, grant)
+    store.saved(first.seat, late, complete=True)
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 2
+    assert store.pool.total - store.pool.free == 2 * first.seat.page_slabs and not store.registry.held_bytes
+    for rank in (first, second):
+        rank.save(store, prompt)
+    assert first.restore(store, prompt) == second.restore(store, prompt) == 4
 
 
 @pytest.mark.parametrize("beyond", [False, True])
 def test_what_comes_after_void_pages_is_void_too(pair: Host, beyond: bool) -> None:
     """A copy of the first pages has failed on one rank; of what follows all ranks have a part when the barrier comes.
 
-    With a third copy ``beyond`` them the first pages keep their slabs, in which one rank has nothing.
+    With a third copy ``beyond`` them the registry keeps the place of the first pages, in which there is nothing.
     """
     first, second = pair.engine("mha")
     store, prompt = pair.store, chain(*"abcdefgh")
