@@ -63,6 +63,11 @@ OFFLOAD_NODE = _WRAPPER + "._offload_node"
 START_LOADS = _WRAPPER + ".start_layer_wise_loading"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _KV_POOLS = "sglang.srt.mem_cache.memory_pool."
+_ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter.TorchMemorySaverAdapter"
+REQUEST_TABLE = _KV_POOLS + "ReqToTokenPool.__init__"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner."
+MEMORY_SAVER = _RUNNER + "init_memory_saver_adapter"
+ATTENTION = _RUNNER + "init_attention_backends"
 _ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 SCHEDULER_MADE = _SCHEDULER + "__init__"
 INTERNAL_STATE = _MANAGERS + "scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
@@ -87,6 +92,9 @@ _CALLED: Final[dict[str, tuple[str, ...]]] = {
     RELEASE: ("self", "recv_req"),
     RESUME: ("self", "recv_req"),
     KV_ROOM: ("self", "pre_model_load_memory"),
+    REQUEST_TABLE: ("self", "size", "max_context_len", "device", "enable_memory_saver"),
+    MEMORY_SAVER: ("self",),
+    ATTENTION: ("self",),
     GRAMMAR: ("self", "req"),
     GRAMMARS_READY: ("self",),
     PENALTIES: ("self", "vocab_size", "batch", "penalizers"),
@@ -181,6 +189,8 @@ _HELD: Final[dict[str, tuple[str, ...]]] = {
     _KV_POOLS + "MLATokenToKVPool": (
         "kv_buffer", "store_dtype", "dtype", "size", "page_size", "layer_num", "kv_cache_dim", "_create_buffers",
     ),
+    _RUNNER.rstrip("."): ("memory_saver_adapter",),
+    _ADAPTER: ("create",),
     "sglang.srt.platforms.interface.SRTPlatform": ("post_load_model", "get_kv_pool_cls", "get_paged_allocator_cls"),
     "sglang.srt.mem_cache.cache_init_params.CacheInitParams": ("token_to_kv_pool_allocator", "page_size", "tp_cache_group"),
     "sglang.srt.mem_cache.hicache_storage.PoolTransfer": ("keys", "device_indices"),
@@ -487,6 +497,13 @@ def kv_pool_class(family: Literal["mha", "mla"]) -> Any:
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
     return MHATokenToKVPool if family == "mha" else MLATokenToKVPool
+
+
+def no_memory_saver() -> Any:
+    """In the place of SGLang's memory saver: what is made within is ordinary memory."""
+    from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+
+    return TorchMemorySaverAdapter.create(enable=False)
 
 
 def tp_rank() -> tuple[int, int]:

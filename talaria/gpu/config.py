@@ -145,10 +145,10 @@ class Model(_Strict):
 
 
 class Arena(_Strict):
-    """Device memory that all models of an instance share: the active one's weights and KV, with the next one's weights in free KV."""
+    """Device memory that all models of an instance share: the active one's weights, KV and runtime buffers, with the next one's weights in free KV."""
 
     managed_gib: Annotated[float, Field(gt=0, le=2**20)]
-    """On each rank, for weights and KV. While a model loads, its weights are once more beside it."""
+    """On each rank, for weights, KV and runtime buffers. While a model loads, its weights are once more beside it."""
     chunk_kib: Annotated[int, Field(ge=4, le=2**21, multiple_of=4)] = 16 * 1024
     """What is mapped and staged as a whole."""
     staging_gib_s: Annotated[float, Field(gt=0)] | None = None

@@ -1,8 +1,8 @@
 """This rank's part of the arena: its window, where its weights and its KV lie for good, and what a switch does behind it (SPEC §5.1, §5.4).
 
-The platform (``hooks.platform``) calls ``attach`` when the model is loaded and ``carve`` when its KV pool is made; from then on nothing
-moves. Around SGLang's release the window is hidden, around its resume it is shown again, with the weights from what was staged and from
-their host image, and with KV that is all zeros.
+The platform (``hooks.platform``) calls ``attach`` when the model is loaded and ``carve`` when its KV pool is made; runtime buffers come
+from the other end; from then on nothing moves. Around SGLang's release the window is hidden, around its resume it is shown again, with
+the weights from what was staged and from their host image, with KV that is all zeros, and with runtime buffers as they were.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 import torch
 
 from talaria.gpu import compat
 from talaria.gpu.hooks import placing
+from talaria.gpu.hooks.runtime import Runtime
 from talaria.gpu.memory import gather
 from talaria.gpu.memory.arena import Arena
 from talaria.gpu.memory.cpu import MemoryFile, unmap
@@ -59,6 +61,7 @@ class Attached:
             tenant.made(self.arena.export())
         self.window = self.arena.window()
         self.stream = mover.stream()
+        self.runtime = Runtime(mover, self.window.address + self.window.nbytes, device)
         self.kv: KvRegion | None = None
         """Set when the KV pool is made; stays None for a kind of pool that ``hooks.pools`` does not know."""
         self.kv_buffers: Callable[[], list[torch.Tensor]] = list
@@ -107,8 +110,8 @@ class Attached:
             raise ValueError("an arena knows one KV pool")
         size = self.arena.chunk_bytes
         chunks, first = -(-nbytes // size), self._chunks_used
-        if first + count * chunks > self.arena.count:
-            needed, there = (first + count * chunks) * size / 2**20, self.window.nbytes / 2**20
+        if count * chunks * size > self.room_bytes:
+            needed, there = (first + count * chunks) * size / 2**20, (first * size + self.room_bytes) / 2**20
             raise ValueError(f"weights and KV of {needed:.1f} MiB do not fit into {there:.1f} MiB: fewer kv_tokens, or more managed_gib")
         self._chunks_used += count * chunks
         self.kv = KvRegion(first, count, chunks, page_bytes)
@@ -120,8 +123,24 @@ class Attached:
 
     @property
     def room_bytes(self) -> int:
-        """Of the arena, behind the weights."""
-        return (self.arena.count - self._chunks_used) * self.arena.chunk_bytes
+        """Between what grows from the low end and what grows from the high end, in whole chunks."""
+        size = self.arena.chunk_bytes
+        return (self.runtime.low - self._floor) // size * size
+
+    @property
+    def _floor(self) -> int:
+        """The address behind weights and KV."""
+        return self.window.address + self._chunks_used * self.arena.chunk_bytes
+
+    def described(self) -> str:
+        """Who has how much of the arena."""
+        kv_bytes, mib = self._floor - self.window.address - self.nbytes, 2**20
+        parts = f"{self.nbytes / mib:.1f} MiB of weights, {kv_bytes / mib:.1f} of KV, {self.runtime.nbytes / mib:.1f} of runtime buffers"
+        return f"{parts} in an arena of {self.window.nbytes / mib:.1f} MiB"
+
+    def runtime_buffers(self) -> AbstractContextManager[Any]:
+        """While entered, what SGLang makes on the device are runtime buffers. Raises SystemExit with one line where they do not fit."""
+        return self.runtime.within(self._floor)
 
     def _refresh_kv(self) -> None:
         """KV as in a new pool; where switches are checked, only SGLang's padding page is."""
@@ -133,10 +152,11 @@ class Attached:
     # --- switches ----------------------------------------------------------------------------------------------------
 
     def teardown(self, begun_s: float) -> None:
-        """Let go of the arena. Raises OSError."""
+        """Let go of the arena. Raises OSError, CopyFailed."""
         ledger = self.staging.park() if self.staging is not None else NOTHING
         placing.synchronize(self.device)
         self._addresses = self._addresses or self._in_window()
+        self.runtime.park(self.stream)
         self.arena.hide(self.window)
         self.tenant.park(ledger, time.monotonic() - begun_s)
 
@@ -168,7 +188,10 @@ class Attached:
                 raise RuntimeError(f"weights differ from their image in [{at}, {at + shape[0]}) after a switch")
 
     def serve(self) -> None:
-        """KV is as empty as SGLang takes it to be."""
+        """KV is as empty as SGLang takes it to be, and runtime buffers are as they were. Raises CopyFailed."""
+        if self.tenant.welcome.check and self.runtime.nbytes:
+            self.mover.fill(self.runtime.low, self.runtime.nbytes, _POISON)
+        self.runtime.resume(self.stream)
         self._refresh_kv()
         if self.staging is not None:
             self.staging.serve()
@@ -309,16 +332,32 @@ def _kv_room(original: Callable[..., int], configurator: Any, *arguments: Any, *
     return original(configurator, *arguments, **named) if attached is None else attached.room_bytes
 
 
+def _own_memory(_result: None, runner: Any) -> None:
+    """The weights load outside SGLang's memory saver: it would keep their first place, and have it filled again at every resume."""
+    runner.memory_saver_adapter = compat.no_memory_saver()
+
+
+def _runtime(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if attached is None:
+        return original(*arguments, **named)
+    with attached.runtime_buffers():
+        return original(*arguments, **named)
+
+
 def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> None:
     if attached is None:
         raise SystemExit("talaria: SGLang knows no platform of ours: is the installed talaria older than its sources?")
     if attached.kv is None:
         pool = type(scheduler.token_to_kv_pool_allocator.get_kvcache()).__name__
         raise SystemExit(f"talaria: KV pools like {pool} have no place in an arena")
+    _log.info("talaria: %s", attached.described())
 
 
 HOOKS: Final = (
+    compat.Hook(compat.MEMORY_SAVER, "after", _own_memory),
     compat.Hook(compat.KV_ROOM, "around", _kv_room),
+    compat.Hook(compat.REQUEST_TABLE, "around", _runtime),
+    compat.Hook(compat.ATTENTION, "around", _runtime),
     compat.Hook(compat.SCHEDULER_MADE, "after", _made),
     compat.Hook(compat.PAUSE, "before", _pause),
     compat.Hook(compat.RELEASE, "around", _release),

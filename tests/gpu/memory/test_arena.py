@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,9 @@ def test_two_models_in_one_arena_answer_as_if_each_were_alone(
 
     asyncio.run(main())
     calls.are_right(engine_python, tiny_models)
+    for model in MODELS:  # the table of 16 requests' tokens, and nothing of what CPUs make beside it
+        found = re.search(r"MiB of weights, [\d.]+ of KV, ([\d.]+) of runtime buffers in an arena", log(cpu_engine, model))
+        assert found is not None and 16 <= float(found[1]) * 2**20 / (32_768 * 4) < 18
     assert [name for name in os.listdir("/dev/shm") if name.startswith("talaria")] == []
 
 

@@ -78,8 +78,66 @@ arena._stage(wish, files[0].export())
 assert Stages.said[5:] == [None] and descriptors() == before[0]
 """
 
+RUNTIME = """
+import torch
+from talaria.gpu import compat
+from talaria.gpu.hooks import arena
+from talaria.gpu.hooks.runtime import Runtime
+from talaria.gpu.memory.arena import Arena
+from talaria.gpu.memory.cpu import CpuMover
+from tests.gpu.memory.leaks import descriptors
 
-@pytest.mark.parametrize("scene", [PLACING, STAGING], ids=["placing", "staging"])
+mover = CpuMover()
+chunks = Arena(mover, 2, mover.granule_bytes)
+window = chunks.window()
+chunks.show(window, (0, 1))
+floor, end = window.address + mover.granule_bytes, window.address + window.nbytes
+runtime, stream = Runtime(mover, end, torch.device("cpu")), mover.stream()
+runtime.resume(stream)
+runtime.park(stream)
+assert runtime.nbytes == 0, "nothing to keep"
+with runtime.within(floor):
+    made = [
+        torch.zeros((3, 4), dtype=torch.int32, device="cpu"), torch.ones(5, device="cpu"), torch.full((2,), True, device="cpu"),
+        torch.full(size=(2,), fill_value=1.5, device="cpu"), torch.arange(3, 9, 2, device="cpu"), torch.empty(4, 4, device="cpu"),
+    ]
+    others = [torch.zeros(2), torch.zeros(2, device="meta"), torch.ones(2, device="cpu", requires_grad=True), made[1] + 1]
+plain = [
+    torch.zeros((3, 4), dtype=torch.int32), torch.ones(5), torch.full((2,), True), torch.full((2,), 1.5), torch.arange(3, 9, 2)
+]
+assert all(torch.equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(made, plain))
+assert [end - tensor.data_ptr() for tensor in made] == [512 * number for number in range(1, 7)] and runtime.nbytes == 6 * 512
+assert not any(floor <= tensor.data_ptr() < end for tensor in others)
+
+made[-1].copy_(torch.arange(16.0).reshape(4, 4))
+before = descriptors()
+for order in ((1, 0), (0, 1)):
+    runtime.park(stream)
+    chunks.hide(window)
+    chunks.show(window, order)
+    mover.fill(window.address, window.nbytes, 0xFF)
+    runtime.resume(stream)
+    assert all(torch.equal(*pair) for pair in zip(made, [*plain, torch.arange(16.0).reshape(4, 4)]))
+assert descriptors() == before
+try:
+    with runtime.within(floor):
+        torch.empty(mover.granule_bytes - 6 * 512 + 1, dtype=torch.uint8, device="cpu")
+    raise AssertionError("it fits")
+except SystemExit as error:
+    assert "runtime buffers of 0.0 MiB do not fit" in str(error) and "managed_gib" in str(error)
+assert torch.empty(1 << 20, device="cpu").numel() == 1 << 20, "and ordinary memory again"
+
+class Runner:
+    memory_saver_adapter = None
+
+arena._own_memory(None, Runner)
+assert not Runner.memory_saver_adapter.enabled
+with Runner.memory_saver_adapter.region("weights", enable_cpu_backup=False):
+    pass
+"""
+
+
+@pytest.mark.parametrize("scene", [PLACING, RUNTIME, STAGING], ids=["placing", "runtime", "staging"])
 def test_it_in_the_engines_interpreter(cpu_engine: config.Engine, scene: str) -> None:
     assert cpu_engine.python is not None
     variables = {**os.environ, **cpu_engine.environment}
