@@ -145,7 +145,7 @@ class Model(_Strict):
 
 
 class Arena(_Strict):
-    """Device memory that all models of an instance share: weights, KV and runtime buffers of the active one, the next one's weights in free KV."""
+    """Device memory that all models of an instance share: weights, KV and runtime buffers of the active one, the next one's weights."""
 
     managed_gib: Annotated[float, Field(gt=0, le=2**20)]
     """On each rank, for weights, KV and runtime buffers. While a model loads, its weights are once more beside it."""
