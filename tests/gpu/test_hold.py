@@ -298,9 +298,9 @@ def test_whatever_goes_wrong_in_the_plugin_keeps_the_server_from_starting_withou
 
 def test_a_different_sglang_keeps_the_server_from_starting_with_one_line(cpu_engine: config.Engine, tmp_path: Path) -> None:
     program = (
-        "from talaria.gpu import compat\n"
-        "compat._CALLED = {'json.dumps': ('obj', 'unlikely'), 'json.nothing': ()}\n"
-        "compat._HELD = {'json.JSONDecoder': ('decode', 'missing')}\n"
+        "from talaria.gpu import seams\n"
+        "seams.CALLED = {'json.dumps': ('obj', 'unlikely'), 'json.nothing': ()}\n"
+        "seams.HELD = {'json.JSONDecoder': ('decode', 'missing')}\n"
         "from sglang.srt.plugins import load_plugins\n"
         "load_plugins()\n"
         "print('started')\n"

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 from talaria.gpu.hooks import placing
 from talaria.gpu.hooks.runtime import Runtime
 from talaria.gpu.memory import gather
@@ -354,13 +354,13 @@ def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> Non
 
 
 HOOKS: Final = (
-    compat.Hook(compat.MEMORY_SAVER, "after", _own_memory),
-    compat.Hook(compat.KV_ROOM, "around", _kv_room),
-    compat.Hook(compat.REQUEST_TABLE, "around", _runtime),
-    compat.Hook(compat.ATTENTION, "around", _runtime),
-    compat.Hook(compat.SCHEDULER_MADE, "after", _made),
-    compat.Hook(compat.PAUSE, "before", _pause),
-    compat.Hook(compat.RELEASE, "around", _release),
-    compat.Hook(compat.RESUME, "around", _resume),
-    compat.Hook(compat.CONTINUE, "after", _go_on),
+    compat.Hook(seams.MEMORY_SAVER, "after", _own_memory),
+    compat.Hook(seams.KV_ROOM, "around", _kv_room),
+    compat.Hook(seams.REQUEST_TABLE, "around", _runtime),
+    compat.Hook(seams.ATTENTION, "around", _runtime),
+    compat.Hook(seams.SCHEDULER_MADE, "after", _made),
+    compat.Hook(seams.PAUSE, "before", _pause),
+    compat.Hook(seams.RELEASE, "around", _release),
+    compat.Hook(seams.RESUME, "around", _resume),
+    compat.Hook(seams.CONTINUE, "after", _go_on),
 )

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 from talaria.gpu.hooks import offload, telemetry, tokenise
 from talaria.gpu.hooks.call import Call
 from talaria.gpu.hooks.link import Link
@@ -226,8 +226,8 @@ async def _respond(original: Callable[..., Any], endpoint: Any, request: Any, ra
 
 
 HOOKS: Final = (
-    compat.Hook(compat.GENERATE, "around", _generate),
-    compat.Hook(compat.START, "after", _start),
-    compat.Hook(compat.BATCH_OUTPUT, "before", _edit),
-    compat.Hook(compat.RESPONSES, "around", _respond),
+    compat.Hook(seams.GENERATE, "around", _generate),
+    compat.Hook(seams.START, "after", _start),
+    compat.Hook(seams.BATCH_OUTPUT, "before", _edit),
+    compat.Hook(seams.RESPONSES, "around", _respond),
 )

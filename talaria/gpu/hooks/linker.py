@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 from talaria.gpu.memory.checkpoints import Checkpoints
 from talaria.gpu.memory.client import PoolClient
 from talaria.gpu.memory.cpu import unmap
@@ -154,6 +154,6 @@ def _start(wrapper: Any) -> None:
 
 compat.enlist_linker(HostLinker)
 HOOKS: Final = (
-    compat.Hook(compat.OFFLOAD_NODE, "before", _offload),
-    compat.Hook(compat.START_LOADS, "before", _start),
+    compat.Hook(seams.OFFLOAD_NODE, "before", _offload),
+    compat.Hook(seams.START_LOADS, "before", _start),
 )

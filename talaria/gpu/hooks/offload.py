@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 
 
 async def _message(original: Callable[..., Any], endpoint: Any, chat_request: Any, request: Any, raw_request: Any) -> Any:
@@ -40,8 +40,8 @@ def _drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 HOOKS: Final = (
-    compat.Hook(compat.MESSAGE_STREAM, "around", _message),
-    compat.Hook(compat.MESSAGE, "around", _message),
-    compat.Hook(compat.MESSAGE_COUNT, "around", _whole),
-    compat.Hook(compat.RESPONSE_PROMPT, "around", _whole),
+    compat.Hook(seams.MESSAGE_STREAM, "around", _message),
+    compat.Hook(seams.MESSAGE, "around", _message),
+    compat.Hook(seams.MESSAGE_COUNT, "around", _whole),
+    compat.Hook(seams.RESPONSE_PROMPT, "around", _whole),
 )

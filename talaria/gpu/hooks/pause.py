@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 
 _SLEEP_S: Final = 5e-3
 
@@ -14,4 +14,4 @@ def _sleep(_result: Any, *_arguments: Any, **_named: Any) -> None:
     time.sleep(_SLEEP_S)
 
 
-HOOKS: Final = (compat.Hook(compat.PAUSED, "after", _sleep),)
+HOOKS: Final = (compat.Hook(seams.PAUSED, "after", _sleep),)

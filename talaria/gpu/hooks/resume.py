@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 
 OUTPUT_TOKENS: Final = "talaria_output_tokens"
 """Key of ``sampling_params.custom_params``: how many of the last input ids are output of earlier segments."""
@@ -104,8 +104,8 @@ def _count(penalizer: Any, row: int, seen: list[int]) -> None:
 
 
 HOOKS: Final = (
-    compat.Hook(compat.CREATE, "after", _split),
-    compat.Hook(compat.GRAMMAR, "after", _grammar_known),
-    compat.Hook(compat.GRAMMARS_READY, "after", _grammars_ready),
-    compat.Hook(compat.PENALTIES, "after", _seed_penalties),
+    compat.Hook(seams.CREATE, "after", _split),
+    compat.Hook(seams.GRAMMAR, "after", _grammar_known),
+    compat.Hook(seams.GRAMMARS_READY, "after", _grammars_ready),
+    compat.Hook(seams.PENALTIES, "after", _seed_penalties),
 )

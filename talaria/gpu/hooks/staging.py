@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 from talaria.gpu.hooks import arena
 from talaria.gpu.hooks.allocator import LowPagesAllocator
 from talaria.gpu.memory.gather import Image, Ledger
@@ -56,4 +56,4 @@ def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> Non
     attached.staging.serve()
 
 
-HOOKS: Final = (compat.Hook(compat.SCHEDULER_MADE, "after", _made),)
+HOOKS: Final = (compat.Hook(seams.SCHEDULER_MADE, "after", _made),)

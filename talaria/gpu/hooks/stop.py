@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 
 
 def _shorten(original: Callable[..., None], scheduler: Any, received: Any) -> None:
@@ -25,4 +25,4 @@ def _shorten(original: Callable[..., None], scheduler: Any, received: Any) -> No
             limits.max_new_tokens = min(limits.max_new_tokens, len(request.output_ids) + 1)
 
 
-HOOKS: Final = (compat.Hook(compat.ABORT, "around", _shorten),)
+HOOKS: Final = (compat.Hook(seams.ABORT, "around", _shorten),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 from talaria.gpu.hooks import pause, resume, stop
 from talaria.gpu.protocol import arena, memory
 from talaria.gpu.protocol.engine import ABI
@@ -28,4 +28,4 @@ def _tell(answer: Any, *_arguments: Any, **_named: Any) -> None:
         answer.internal_state[ABI_KEY] = ABI
 
 
-HOOKS: Final = (compat.Hook(compat.INTERNAL_STATE, "after", _tell),)
+HOOKS: Final = (compat.Hook(seams.INTERNAL_STATE, "after", _tell),)

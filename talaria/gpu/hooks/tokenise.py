@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-from talaria.gpu import compat
+from talaria.gpu import compat, seams
 
 CACHE_BYTES: Final = 512 * 2**20
 _PIECE_CHARS: Final = 64
@@ -93,4 +93,4 @@ def _encode(
     return original(tokenizer, text, encode_kwargs)
 
 
-HOOKS: Final = (compat.Hook(compat.ENCODE, "around", _encode),)
+HOOKS: Final = (compat.Hook(seams.ENCODE, "around", _encode),)
