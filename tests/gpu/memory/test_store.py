@@ -2,140 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from talaria.gpu.memory.cpu import CpuStream
 from talaria.gpu.memory.layout import Buffer, PageLayout
 from talaria.gpu.memory.paths import name_of
-from talaria.gpu.memory.store import Grant, HostStore, Seat
-
-SLAB = 64
-SHAPES = {  # of each model: page bytes of the buffers of each layer
-    "mha": [[24, 24], [24, 24]],
-    "mla": [[100], [100], [100]],
-    "recurrent": [[10, 300]],
-}
-SPACING_PAGES = 2
-"""Of the positions at which the recurrent model's state is saved."""
-DEVICE_PAGES = 64
-
-
-def chain(*parts: str) -> list[bytes]:
-    """Digests of a prompt, page by page."""
-    digests, so_far = [], b""
-    for part in parts:
-        so_far = hashlib.sha256(so_far + part.encode()).digest()
-        digests.append(so_far)
-    return digests
-
-
-def content(model: str, rank: int, digest: bytes, nbytes: int) -> bytes:
-    """What a rank computes for a page."""
-    seed = hashlib.sha256(f"{model}/{rank}/".encode() + digest).digest()
-    return (seed * (nbytes // len(seed) + 1))[:nbytes]
-
-
-class Rank:
-    """A rank's device pool, over its partition of the host pool."""
-
-    def __init__(self, store: HostStore, model: str, rank: int, pool: ctypes.Array[ctypes.c_char]) -> None:
-        self.model, self.rank = model, rank
-        shape = SHAPES[model]
-        self.device = [[ctypes.create_string_buffer(size * DEVICE_PAGES) for size in layer] for layer in shape]
-        buffers = [
-            Buffer(number, ctypes.addressof(memory), size)
-            for number, (memories, sizes) in enumerate(zip(self.device, shape, strict=True))
-            for memory, size in zip(memories, sizes, strict=True)
-        ]
-        self.layout = PageLayout(buffers, SLAB, ctypes.addressof(pool))
-        self.seat: Seat = store.join(model, rank, self.layout.page_bytes, model, SPACING_PAGES if model == "recurrent" else 0)
-        self.stream = CpuStream()
-        self.number = 0
-
-    def compute(self, page: int, digest: bytes) -> None:
-        self._each(page, content(self.model, self.rank, digest, self.layout.page_bytes))
-
-    def _each(self, page: int, data: bytes | None) -> bytes:
-        """The bytes of a page over all layers, overwritten where there is ``data``."""
-        found = b""
-        for memories, sizes in zip(self.device, SHAPES[self.model], strict=True):
-            for memory, size in zip(memories, sizes, strict=True):
-                if data is not None:
-                    ctypes.memmove(ctypes.addressof(memory) + page * size, data[len(found) : len(found) + size], size)
-                found += memory.raw[page * size : (page + 1) * size]
-        return found
-
-    def page(self, page: int) -> bytes:
-        return self._each(page, None)
-
-    def offer(self, store: HostStore, digests: Sequence[bytes], now_s: float) -> tuple[int, Grant]:
-        self.number += 1
-        return self.number, store.save(self.seat, self.number, digests, now_s)
-
-    def write(self, digests: Sequence[bytes], grant: Grant) -> None:
-        for page in grant.pages:
-            self.compute(page, digests[page])
-        if grant.pages:
-            self.stream.copy(self.layout.to_pool(grant.pages, grant.slabs)).wait()
-
-    def save(self, store: HostStore, digests: Sequence[bytes], now_s: float = 0.0) -> bool:
-        number, grant = self.offer(store, digests, now_s)
-        self.write(digests, grant)
-        store.saved(self.seat, number, complete=True)
-        return grant.kept
-
-    def restore(self, store: HostStore, digests: Sequence[bytes], from_page: int = 0) -> int:
-        """Copies what can be restored into freshly poisoned pages and checks every byte; where it ends."""
-        pages, slabs = store.find(self.seat, "request", digests[from_page:])
-        if pages:
-            store.pin(self.seat, "request", pages)
-            targets = list(range(pages))
-            for page in targets:
-                self._each(page, b"\xff" * self.layout.page_bytes)
-            for layer in range(self.layout.layers):
-                self.stream.copy(self.layout.to_device(targets, slabs, layer)).wait()
-            for page in targets:
-                expected = content(self.model, self.rank, digests[from_page + page], self.layout.page_bytes)
-                assert self.page(page) == expected
-        store.done(self.seat, "request")
-        return from_page + pages if pages else 0
-
-
-@dataclass
-class Host:
-    store: HostStore
-    pools: list[ctypes.Array[ctypes.c_char]]
-    ranks: list[Rank] = field(default_factory=list)
-
-    def engine(self, model: str) -> list[Rank]:
-        ranks = [Rank(self.store, model, rank, pool) for rank, pool in enumerate(self.pools)]
-        self.ranks += ranks
-        return ranks
+from talaria.gpu.memory.store import HostStore
+from tests.gpu.memory.devices import SHAPES, SLAB, Host, chain, content, host_of
 
 
 @pytest.fixture(params=[1, 2])
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
-    yield from hosts(40, request.param)
+    with host_of(40, request.param) as made:
+        yield made
 
 
 @pytest.fixture
 def pair() -> Iterator[Host]:
-    yield from hosts(40, 2)
-
-
-def hosts(slabs: int, ranks: int) -> Iterator[Host]:
-    made = Host(HostStore(slabs, SLAB, ranks), [ctypes.create_string_buffer(slabs * SLAB) for _ in range(ranks)])
-    yield made
-    assert made.store.audit() == []
-    for rank in made.ranks:
-        rank.stream.close()
+    with host_of(40, 2) as made:
+        yield made
 
 
 @pytest.mark.parametrize("model", SHAPES)
@@ -435,79 +322,6 @@ def test_a_cleared_pool_is_empty_and_goes_on(host: Host) -> None:
     for rank in engine:
         rank.save(host.store, prompt)
     assert all(rank.restore(host.store, prompt) == 2 for rank in engine)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_whatever_ranks_do_what_is_restored_is_what_was_computed(seed: int) -> None:
-    """Two models, two ranks, sessions that grow and fork, lagging and failing copies, barriers, deaths, and a pool that is too small."""
-    draw = random.Random(seed)
-    generator = hosts(60, 2)
-    made = next(generator)
-    store = made.store
-    engines = {model: made.engine(model) for model in ("mha", "mla")}
-    sessions = {model: [[f"{model}{draw.random()}"] for _ in range(4)] for model in engines}
-    late: list[tuple[Rank, int, list[bytes], Grant]] = []
-    dying: list[Rank] = []
-    dead: list[tuple[Rank, list[bytes], Grant]] = []
-    restored = 0
-    for step in range(400):
-        model = draw.choice(list(engines))
-        engine, session = engines[model], draw.choice(sessions[model])
-        action = draw.random()
-        if action < 0.5:
-            session.append(str(draw.random()))
-            if len(session) > 8:
-                del session[draw.randrange(1, 8) :]
-            prompt = chain(*session)
-            for rank in engine:
-                mine = prompt[: draw.randrange(1, len(prompt) + 1)] if draw.random() < 0.1 else prompt
-                number, grant = rank.offer(store, mine, float(step))
-                if draw.random() < 0.3:
-                    late.append((rank, number, mine, grant))
-                else:
-                    rank.write(mine, grant)
-                    store.saved(rank.seat, number, complete=draw.random() < 0.9)
-        elif action < 0.7 and late:
-            rank, number, mine, grant = late.pop(draw.randrange(len(late)))
-            rank.write(mine, grant)
-            store.saved(rank.seat, number, complete=True)
-        elif action < 0.75 and dying:
-            rank = dying.pop(draw.randrange(len(dying)))
-            for _, prompt, grant in (item for item in dead if item[0] is rank):
-                rank.write(prompt, grant)
-            store.gone(rank.seat)
-        elif action < 0.95:
-            prompt = chain(*session)
-            ends = {rank.restore(store, prompt) for rank in engine}
-            assert len(ends) == 1
-            restored += ends.pop()
-        else:
-            mine, late = [item for item in late if item[0] in engine], [item for item in late if item[0] not in engine]
-            if draw.random() < 0.5:
-                for rank, number, prompt, grant in mine:
-                    rank.write(prompt, grant)
-                    store.saved(rank.seat, number, complete=True)
-                for rank in engine:
-                    store.drain(rank.seat)
-            else:
-                first, second = draw.sample(engine, 2)
-                store.leave(first.seat)
-                dead += [(rank, prompt, grant) for rank, _, prompt, grant in mine]  # nobody listens to them any more, and they go on
-                store.leave(second.seat)
-                dying += engine
-                engines[model] = made.engine(model)
-        assert store.audit() == []
-    assert restored > 50
-    assert store.registry.evictions > 0
-    for rank, number, _, _ in late:
-        store.saved(rank.seat, number, complete=False)
-    for engine in engines.values():
-        for rank in engine:
-            store.drain(rank.seat)
-    for rank in dying:
-        store.gone(rank.seat)
-    assert not store.registry.held_bytes
-    next(generator, None)
 
 
 def test_a_layout_cuts_pages_at_slabs_and_loses_no_byte() -> None:
