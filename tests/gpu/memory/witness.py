@@ -147,24 +147,23 @@ class Witness:
         self._store.done(seat, request, complete=complete)
         self._judge("done")
 
-    def drain(self, seat: Seat) -> None:
-        self._forget(seat)
-        self._store.drain(seat)
-        self._judge("drain")
-
     def leave(self, seat: Seat) -> None:
         self._store.leave(seat)
         self._judge("leave")
 
-    def gone(self, seat: Seat) -> None:
-        self._forget(seat)
-        self._store.gone(seat)
-        self._judge("gone")
+    def drain(self, seat: Seat) -> None:
+        self._give_up(seat, "drain")
 
-    def _forget(self, seat: Seat) -> None:
+    def gone(self, seat: Seat) -> None:
+        self._give_up(seat, "gone")
+
+    def _give_up(self, seat: Seat, message: str) -> None:
+        """Nothing that the rank was given or has found is its own any more."""
         for books in (self._granted, self._restores):
             for key in [key for key in books if key[0] is seat]:
                 del books[key]  # type: ignore[attr-defined]
+        getattr(self._store, message)(seat)
+        self._judge(message)
 
     def clear(self) -> None:
         self.let_go()
