@@ -120,10 +120,10 @@ def _gpus(here: Sequence[Instance], machine: Machine) -> Iterator[Finding]:
 
 
 def _fit(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, ModelFiles], machine: Machine) -> Iterator[Finding]:
-    """What the active model and the residue of the idle ones need of each GPU."""
+    """What the active model and the residue of the idle ones need of each GPU, where each engine has memory of its own."""
     known = {gpu.number: gpu for gpu in machine.gpus}
     residue = _residue_bytes(cluster)
-    for item in here:
+    for item in (item for item in here if item.arena is None):
         models = [name for name in item.models if name in files]
         total = min((known[number].memory_bytes for number in item.gpus if number in known), default=0)
         if not models or not total:
@@ -145,7 +145,12 @@ def _fit(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, Mode
 def _room_tokens(files: ModelFiles, tp: int, gpu_bytes: int, idle_bytes: int) -> int:
     """Tokens of KV that there is room for while the model is active."""
     free = gpu_bytes * (1.0 - RUNTIME_SHARE) - files.weight_bytes / tp - idle_bytes
-    return int(free / max(1.0, files.kv_bytes_per_token / (1 if files.latent else tp)))
+    return int(free / max(1.0, _token_bytes(files, tp)))
+
+
+def _token_bytes(files: ModelFiles, tp: int) -> float:
+    """Of the KV of a token on each rank."""
+    return files.kv_bytes_per_token / (1 if files.latent else tp)
 
 
 def _pools(cluster: ClusterConfig, item: Instance, rooms: dict[str, int]) -> Iterator[Finding]:
@@ -213,6 +218,7 @@ def _arenas(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, M
         if item.arena is not None:
             yield _arena_files(item, item.arena, machine)
             yield from _arena_room(cluster, item, item.arena, files, machine)
+            yield from _arena_models(cluster, item, item.arena, files)
 
 
 def _arena_files(item: Instance, arena: Arena, machine: Machine) -> Finding:
@@ -228,20 +234,36 @@ def _arena_files(item: Instance, arena: Arena, machine: Machine) -> Finding:
 def _arena_room(
     cluster: ClusterConfig, item: Instance, arena: Arena, files: dict[str, ModelFiles], machine: Machine
 ) -> Iterator[Finding]:  # fmt: skip
-    """Whether each rank's device holds its arena, and once more the weights of a model that loads; and the arena what each model needs."""
-    where, managed = f"instance {item.name}", arena.managed_gib * GIB
+    """Whether each rank's device holds its arena, beside it what idle models leave, and once more the weights of a model that loads."""
+    managed, idle, residue = arena.managed_gib * GIB, 0, 0
+    device = usable = machine.memory_bytes / item.tp
+    if item.gpus:
+        device = min((gpu.memory_bytes for gpu in machine.gpus if gpu.number in item.gpus), default=0)
+        usable = device * (1.0 - RUNTIME_SHARE)
+        idle, residue = min(len(item.models), item.max_resident_models) - 1, _residue_bytes(cluster)
+    kept = managed + idle * residue
+    loading = max((files[name].weight_bytes / item.tp for name in item.models if name in files), default=0.0)
+    if device and (kept > usable or kept + loading > device):
+        left = f", {_size(residue)} of each of {idle} idle models" if idle else ""
+        text = f"an arena of {_size(managed)} a rank{left}, and {_size(loading)} of weights while a model loads, in {_size(device)}"
+        yield Finding("fail" if kept > usable else "warn", f"instance {item.name}", text, "lower arena.managed_gib")
+
+
+def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: dict[str, ModelFiles]) -> Iterator[Finding]:
+    """Whether the arena holds what each model needs, and how much KV the largest could have."""
+    where, managed, fits = f"instance {item.name}", arena.managed_gib * GIB, True
     weights = {name: files[name].weight_bytes / item.tp for name in item.models if name in files}
-    known = {gpu.number: gpu.memory_bytes for gpu in machine.gpus}
-    device = min((known[number] for number in item.gpus if number in known), default=0) if item.gpus else machine.memory_bytes // item.tp
-    loading = max(weights.values(), default=0.0)
-    if 0 < device < managed + loading:
-        text = f"an arena of {_size(managed)} a rank, and {_size(loading)} of weights while a model loads, in {_size(device)}"
-        yield Finding("fail" if device < managed else "warn", where, text, "lower arena.managed_gib")
     for name, nbytes in weights.items():
-        kv = (cluster.models[name].kv_tokens or 0) * files[name].kv_bytes_per_token / (1 if files[name].latent else item.tp)
+        kv = (cluster.models[name].kv_tokens or 0) * _token_bytes(files[name], item.tp)
         if nbytes + kv > managed:
+            fits = False
             text = f"about {_size(nbytes)} of weights and {_size(kv)} of KV of {name} a rank, in an arena of {_size(managed)}"
             yield Finding("warn", where, text, f"raise arena.managed_gib, or lower models.{name}.kv_tokens")
+    if weights and fits:
+        largest = max(weights, key=lambda name: weights[name])
+        tokens = int((managed - weights[largest]) / max(1.0, _token_bytes(files[largest], item.tp)))
+        text = f"{largest} takes {weights[largest] / GIB:.1f} of {_size(managed)} of the arena a rank"
+        yield Finding("ok", where, f"{text}; about {tokens:,} tokens of KV beside it, less what runtime buffers take")
 
 
 def _size(nbytes: float) -> str:

@@ -18,7 +18,7 @@ from talaria.gpu.doctor.machine import Gpu, parse
 ENGINE = EngineFacts("0.5.23", "0.5.23", ("qwen25", "glm45"), ("qwen3", "glm45"))
 GPUS = [Gpu(number, "NVIDIA B200", 183 * GIB, 0, "580.82") for number in range(8)]
 
-ARENA = {"managed_gib": 160.0}
+ARENA = {"managed_gib": 100.0}
 GROUP = {"name": "group0", "gpus": list(range(8)), "tp": 8, "models": ["big", "other"]}
 
 
@@ -72,7 +72,7 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
         ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512.0 GiB", "add memory"),
         ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "GiB of KV (instances[].host_kv_gib) in", "lower host_kv_gib"),
-        ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 65_535}, "instance group0", "to 82,944, and 65,535 are", "-Hn 82944"),
+        ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 52_223}, "instance group0", "to 52,224, and 52,223 are", "-Hn 52224"),
         ({"policy": {"knobs": {"sticky_start": "nowhere"}}}, {}, "knobs", "sticky_start=nowhere; allowed: pressure, cost", "policy.knobs"),
         ({"policy": {"file": "./absent.yaml"}}, {}, "knobs", "absent.yaml", "policy.file"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
@@ -151,19 +151,20 @@ def test_a_host_pool_for_models_that_it_cannot_keep_is_worth_a_warning(tmp_path:
 
 
 def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None:
-    found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]), open_files=82_944)["instance group0"]
+    found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]), open_files=52_224)["instance group0"]
     ((level, text, _),) = [finding for finding in found if "chunks" in finding[1]]
-    assert level == "ok" and "8 × 10,240 chunks" in text and "up to 82,944, as allowed" in text
+    assert level == "ok" and "8 × 6,400 chunks" in text and "up to 52,224, as allowed" in text
 
 
 @pytest.mark.parametrize(
     ("gib", "kv_tokens", "on_gpus", "levels", "what"),
     [
-        (120.0, 400_000, True, [], ""),
-        (160.0, 400_000, True, ["warn"], "160.0 GiB a rank, and 54.8 GiB of weights while a model loads, in 183.0 GiB"),
-        (200.0, 400_000, True, ["fail"], "200.0 GiB a rank, and"),
+        (115.0, 400_000, True, [], ""),
+        (120.0, 400_000, True, ["warn"], "120.0 GiB a rank, 10.2 GiB of each of 1 idle models, and 54.8 GiB of weights while a model"),
+        (160.0, 400_000, True, ["fail"], "160.0 GiB a rank, 10.2 GiB of each of 1 idle models, and"),
         (50.0, 100_000, True, ["warn"], "about 54.8 GiB of weights and 9.0 GiB of KV of big a rank, in an arena of 50.0 GiB"),
         (100.0, 3_000_000, True, ["warn"], "about 47.5 GiB of weights and 67.2 GiB of KV of other a rank, in an arena of 100.0 GiB"),
+        (200.0, 400_000, False, ["warn"], "200.0 GiB a rank, and 54.8 GiB of weights while a model loads, in 250.0 GiB"),
         (251.0, 400_000, False, ["fail"], "in 250.0 GiB"),
     ],
 )
@@ -174,6 +175,13 @@ def test_an_arena_has_to_fit_the_device_and_its_models_the_arena(
     value["models"]["other"]["kv_tokens"] = kv_tokens
     said = [finding for finding in findings(value)["instance group0"] if "arena.managed_gib" in finding[2]]
     assert [level for level, *_ in said] == levels and all(what in text for _, text, _ in said), said
+
+
+def test_what_is_said_of_room_for_kv_is_what_the_arena_has(tmp_path: Path) -> None:
+    found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]))["instance group0"]
+    said = [(level, text) for level, text, _ in found if "tokens of KV" in text]
+    room = "about 2,019,066 tokens of KV beside it, less what runtime buffers take"
+    assert said == [("ok", f"big takes 54.8 of 100.0 GiB of the arena a rank; {room}")]
 
 
 def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:
