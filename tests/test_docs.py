@@ -71,8 +71,10 @@ def test_the_clusters_shown_are_valid(tmp_path: Path) -> None:
     path.write_text(block("gpu.md", "yaml"), encoding="utf-8")
     assert list(cluster.load(path).models) == ["big", "other"]
     examples = sorted((REPOSITORY / "examples").glob("cluster-*.yaml"))
-    assert [cluster.load(example).name for example in examples] == ["cpu-pair", "tp8-three-models", "two-hosts"]
-    assert block("hardware.md", "yaml") in examples[1].read_text(encoding="utf-8"), "the page shows what the example holds"
+    names = ["cpu-pair", "tp8-two-models-arena", "tp8-three-models", "two-hosts"]
+    assert [cluster.load(example).name for example in examples] == names
+    assert [example.name for example in examples if f"(../examples/{example.name})" not in page("gpu.md")] == []
+    assert block("hardware.md", "yaml") in examples[2].read_text(encoding="utf-8"), "the page shows what the example holds"
 
 
 def test_the_trace_shown_is_valid(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from talaria.cli.gpu import run_command
 from talaria.gpu import config
@@ -22,12 +23,12 @@ ARENA = {"managed_gib": 100.0}
 GROUP = {"name": "group0", "gpus": list(range(8)), "tp": 8, "models": ["big", "other"]}
 
 
-def model(directory: Path, name: str, weights_gib: float, **fields: Any) -> dict[str, Any]:
+def model(directory: Path, name: str, weights_gib: float, layers: int = 94, kv_heads: int = 4, **fields: Any) -> dict[str, Any]:
     """A model folder whose sparse weight file has that size."""
     path = directory / name
     path.mkdir()
     (path / "config.json").write_text(json.dumps({
-        "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "dtype": "bfloat16",
+        "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": kv_heads, "head_dim": 128, "dtype": "bfloat16",
     }))  # fmt: skip
     with (path / "model.safetensors").open("wb") as file:
         file.truncate(int(weights_gib * GIB))
@@ -182,6 +183,19 @@ def test_what_is_said_of_room_for_kv_is_what_the_arena_has(tmp_path: Path) -> No
     said = [(level, text) for level, text, _ in found if "tokens of KV" in text]
     room = "about 2,019,066 tokens of KV beside it, less what runtime buffers take"
     assert said == [("ok", f"big takes 54.8 of 100.0 GiB of the arena a rank; {room}")]
+
+
+def test_the_example_with_an_arena_fits_the_gpus_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALARIA_KEY", "secret")
+    monkeypatch.setenv("TALARIA_ADMIN_KEY", "secret")
+    value = yaml.safe_load((Path(__file__).resolve().parents[3] / "examples" / "cluster-tp8-arena.yaml").read_text(encoding="utf-8"))
+    for name, weights_gib, layers in (("Qwen3-235B", 438.0, 94), ("GLM-4.5-Air", 199.0, 46)):
+        value["models"][name]["path"] = model(tmp_path, name, weights_gib, layers, kv_heads=8)["path"]  # a head on each rank
+    gpus = [Gpu(number, "NVIDIA H200", 143_771 * 2**20, 0, "580.82") for number in range(8)]
+    found = findings(value, gpus=gpus, memory_bytes=1800 * GIB)
+    said = {check: [text for level, text, _ in each if level != "ok"] for check, each in found.items() if check != "gateway"}
+    assert {check: texts for check, texts in said.items() if texts} == {"profile": [found["profile"][0][1]]}, "it is still to be measured"
+    assert any("Qwen3-235B takes 54.8 of 72.0 GiB of the arena" in text for _, text, _ in found["instance group0"])
 
 
 def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:
