@@ -48,6 +48,14 @@ class Parameter:
         return self.clip(float(value))
 
 
+def parameter(
+    name: str, unit: str, bounds: tuple[float, float, float], why: str, *places: Place, log: bool = False, whole: bool = False
+) -> Parameter:  # fmt: skip
+    """``bounds``: the lowest value, where to start, the highest."""
+    low, start, high = bounds
+    return Parameter(name, unit, low, high, start, why, places, log, whole)
+
+
 def values_at(parameters: Sequence[Parameter], point: Point) -> dict[str, float]:
     """Parameter values of a point in the unit cube."""
     return {parameter.name: parameter.from_unit(share) for parameter, share in zip(parameters, point.tolist(), strict=True)}

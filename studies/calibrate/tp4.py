@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from studies.calibrate.draft import Draft
-from studies.calibrate.parameters import Parameter, Place, arrivals, hardware, knob, models, telemetry, workload
+from studies.calibrate.parameters import arrivals, hardware, knob, models, parameter, telemetry, workload
 from studies.calibrate.testbed import Order, Testbed, published
 from talaria.reproduce.experiments import LOADS, ROUTERS, TAU_SWEEP, TAUS, Experiment
 
@@ -33,23 +33,16 @@ def _outputs(draft: Draft, median: float) -> None:
         draft.set_quantity(model, "output_tokens_prior", float(round(median * math.exp(OUTPUT_SIGMA**2 / 2))))
 
 
-def _parameter(
-    name: str, unit: str, bounds: tuple[float, float, float], why: str, *places: Place, log: bool = False, whole: bool = False
-) -> Parameter:  # fmt: skip
-    low, start, high = bounds
-    return Parameter(name, unit, low, high, start, why, places, log, whole)
-
-
 PARAMETERS = (
-    _parameter(
+    parameter(
         "call_overhead",
         "s",
         (0.0, 0.3135, 0.35),
         "two HTTP hops, and tokenising some 20K tokens: tenths of a second at most",
         hardware("call_overhead_s"),
     ),
-    _parameter("open", "s", (0.5, 1.12, 2.0), "0.5 s of H2D from a warm host image, and set-up", models("open_s"), log=True),
-    _parameter(
+    parameter("open", "s", (0.5, 1.12, 2.0), "0.5 s of H2D from a warm host image, and set-up", models("open_s"), log=True),
+    parameter(
         "lost_slope",
         "s/token",
         (1.5e-5, 1.8e-5, 8.8e-5),
@@ -57,17 +50,17 @@ PARAMETERS = (
         models("recompute_s_per_token"),
         log=True,
     ),
-    _parameter("output_median", "tokens", (25, 32.2, 145), "first calls are short commands; all calls: 145", _outputs, log=True),
-    _parameter("heartbeat", "s", (1.0, 3.5, 5.0), "open; below the five seconds after which a snapshot is stale", telemetry("heartbeat_s")),
-    _parameter("gamma", "", (0.3, 0.6, 1.0), "open; below 1", knob("gamma")),
-    _parameter("linger", "s", (0.1, 1.1, 1.5), "open; below the gap's p95", knob("linger")),
-    _parameter("t_tpot", "s", (0.03, 0.09, 0.15), "open; 7 to 33 tokens a second", knob("t_tpot"), log=True),
-    _parameter("interval_medium", "s", (8.0, 14.06, 40.0), "issues meet now and then", arrivals(ISSUES, MEDIUM), log=True),
-    _parameter("interval_high", "s", (2.0, 3.55, 8.0), "issues overlap, near saturation", arrivals(ISSUES, HIGH), log=True),
-    _parameter("interval_sweep", "s", (3.0, 5.0, 30.0), "near high load", arrivals(ISSUES, TAU_SWEEP), log=True),
-    _parameter("sweep_gap_median", "s", (0.4, 0.8, 10.0), "the regime's, and longer", workload("gap_median_s", TAU_SWEEP), log=True),
-    _parameter("sweep_gap_sigma", "", (0.65, 2.0, 2.5), "the regime's, and wider", workload("gap_sigma", TAU_SWEEP)),
-    _parameter("lease_charge", "s", (0.05, 0.5, 2.0), "one admission: a suffix's prefill to an open", knob("lease_charge"), log=True),
+    parameter("output_median", "tokens", (25, 32.2, 145), "first calls are short commands; all calls: 145", _outputs, log=True),
+    parameter("heartbeat", "s", (1.0, 3.5, 5.0), "open; below the five seconds after which a snapshot is stale", telemetry("heartbeat_s")),
+    parameter("gamma", "", (0.3, 0.6, 1.0), "open; below 1", knob("gamma")),
+    parameter("linger", "s", (0.1, 1.1, 1.5), "open; below the gap's p95", knob("linger")),
+    parameter("t_tpot", "s", (0.03, 0.09, 0.15), "open; 7 to 33 tokens a second", knob("t_tpot"), log=True),
+    parameter("interval_medium", "s", (8.0, 14.06, 40.0), "issues meet now and then", arrivals(ISSUES, MEDIUM), log=True),
+    parameter("interval_high", "s", (2.0, 3.55, 8.0), "issues overlap, near saturation", arrivals(ISSUES, HIGH), log=True),
+    parameter("interval_sweep", "s", (3.0, 5.0, 30.0), "near high load", arrivals(ISSUES, TAU_SWEEP), log=True),
+    parameter("sweep_gap_median", "s", (0.4, 0.8, 10.0), "the regime's, and longer", workload("gap_median_s", TAU_SWEEP), log=True),
+    parameter("sweep_gap_sigma", "", (0.65, 2.0, 2.5), "the regime's, and wider", workload("gap_sigma", TAU_SWEEP)),
+    parameter("lease_charge", "s", (0.05, 0.5, 2.0), "one admission: a suffix's prefill to an open", knob("lease_charge"), log=True),
 )
 
 _ERRORS = {"same_instance": 0.15, "residency_hit": 0.1, "unused_lease": 0.3, "full_same_worker_returns": 0.05}

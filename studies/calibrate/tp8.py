@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from studies.calibrate.draft import Draft
-from studies.calibrate.parameters import Parameter, Place, arrivals, component, hardware, knob, workload
+from studies.calibrate.parameters import Place, arrivals, component, hardware, knob, parameter, workload
 from studies.calibrate.testbed import Order, Testbed, published
 from talaria.profiles import load as load_profile
 from talaria.reproduce.checks import RISING
@@ -65,33 +65,26 @@ def _recompute(draft: Draft, base_s: float) -> None:
     )  # fmt: skip
 
 
-def _parameter(
-    name: str, unit: str, bounds: tuple[float, float, float], why: str, *places: Place, log: bool = False, whole: bool = False
-) -> Parameter:  # fmt: skip
-    low, start, high = bounds
-    return Parameter(name, unit, low, high, start, why, places, log, whole)
-
-
 PARAMETERS = (
-    _parameter(
+    parameter(
         "issue_spacing",
         "s",
         (100, 157, 200),
         "ten issues start well within the published walls of 1,632 and 1,753 s",
         arrivals("staggered:{:g}:3"),
     ),
-    _parameter("depth_sigma", "", (0.45, 0.57, 0.908), "the recipe's to the regime's", workload("depth_sigma")),
-    _parameter("output_median", "tokens", (50, 63.5, 160), "agent traces: up to 150; only its product with T_TPOT shows", _outputs),
-    _parameter(
+    parameter("depth_sigma", "", (0.45, 0.57, 0.908), "the recipe's to the regime's", workload("depth_sigma")),
+    parameter("output_median", "tokens", (50, 63.5, 160), "agent traces: up to 150; only its product with T_TPOT shows", _outputs),
+    parameter(
         "append_median",
         "tokens",
         (150, 235, 450),
         "agent traces: tool results of some hundred tokens; the recipe says 300",
         workload("append_median_tokens"),
     ),
-    _parameter("t_tpot", "s", (0.05, 0.178, 0.25), "open; 4 to 20 tokens a second", knob("t_tpot"), log=True),
-    _parameter("gamma", "", (0.7, 0.968, 1.0), "the source asks for less than 1; published rounds last 8.2 and 8.8 of 10 s", knob("gamma")),
-    _parameter(
+    parameter("t_tpot", "s", (0.05, 0.178, 0.25), "open; 4 to 20 tokens a second", knob("t_tpot"), log=True),
+    parameter("gamma", "", (0.7, 0.968, 1.0), "the source asks for less than 1; published rounds last 8.2 and 8.8 of 10 s", knob("gamma")),
+    parameter(
         "decode_factor",
         "",
         (0.4, 0.5, 1.25),
@@ -99,7 +92,7 @@ PARAMETERS = (
         _decode(*(name for name in LIKE if name != GLM5)),
         log=True,
     ),
-    _parameter(
+    parameter(
         "glm5_decode_factor",
         "",
         (0.5, 2.0, 2.5),
@@ -107,25 +100,25 @@ PARAMETERS = (
         _decode(GLM5),
         log=True,
     ),
-    _parameter(
+    parameter(
         "prefill_factor", "", (0.6, 0.7, 4.0), "near the kernels alone, up to the published slope of recomputing", _prefill, log=True
     ),
-    _parameter(
+    parameter(
         "recompute_base",
         "s",
         (0.0, 0.05, 2.1),
         "published TTFT medians imply 2.1 s, which may include waiting",
         _recompute,
     ),
-    _parameter("interference", "", (1.0, 1.42, 1.5), "staging beside serving", hardware("staging_interference")),
-    _parameter("h2d", "B/s", (20e9, 32.4e9, 50e9), "below PCIe 5's 55 GB/s", hardware("h2d_bytes_per_s"), log=True),
-    _parameter("d2d", "B/s", (200e9, 400e9, 3000e9), "below half of HBM's 8 TB/s", hardware("d2d_bytes_per_s"), log=True),
-    _parameter("staging", "B/s", (5e9, 10.9e9, 33e9), "chunks beside serving: up to the link", hardware("staging_bytes_per_s"), log=True),
-    _parameter("contention", "", (1.0, 1.16, 2.0), "two streams on one link", hardware("contention_factor")),
-    _parameter("restore", "B/s", (3e9, 4.1e9, 33e9), "scattered pages: at most the link", hardware("restore_bytes_per_s"), log=True),
-    _parameter("link_load", "", (1.0, 1.756, 2.5), "the stress run's host link, shared with what stresses it", component("link_load")),
-    _parameter("partial_stage", "s", (0.5, 2.9, 2.9), "less than all of most models", component("partial_stage_s")),
-    _parameter("switch_cv", "", (0.02, 0.1, 0.3), "spread of switches of one kind", hardware("switch_cv"), log=True),
+    parameter("interference", "", (1.0, 1.42, 1.5), "staging beside serving", hardware("staging_interference")),
+    parameter("h2d", "B/s", (20e9, 32.4e9, 50e9), "below PCIe 5's 55 GB/s", hardware("h2d_bytes_per_s"), log=True),
+    parameter("d2d", "B/s", (200e9, 400e9, 3000e9), "below half of HBM's 8 TB/s", hardware("d2d_bytes_per_s"), log=True),
+    parameter("staging", "B/s", (5e9, 10.9e9, 33e9), "chunks beside serving: up to the link", hardware("staging_bytes_per_s"), log=True),
+    parameter("contention", "", (1.0, 1.16, 2.0), "two streams on one link", hardware("contention_factor")),
+    parameter("restore", "B/s", (3e9, 4.1e9, 33e9), "scattered pages: at most the link", hardware("restore_bytes_per_s"), log=True),
+    parameter("link_load", "", (1.0, 1.756, 2.5), "the stress run's host link, shared with what stresses it", component("link_load")),
+    parameter("partial_stage", "s", (0.5, 2.9, 2.9), "less than all of most models", component("partial_stage_s")),
+    parameter("switch_cv", "", (0.02, 0.1, 0.3), "spread of switches of one kind", hardware("switch_cv"), log=True),
 )
 
 _ERRORS = {"25000": 0.2, "100000": 0.2, "sct_p50_s": 0.15, "sct_p95_s": 0.2, "ttft_p50_s": 0.5, "ttft_p95_s": 0.2}
