@@ -430,3 +430,12 @@ def host(*models: str, active: str | None = "a", timing: Timing = TIMING, **more
     knobs = {name: more.pop(name) for name in list(more) if name in Knobs.__dataclass_fields__}
     view = view_of(*(models or ("a",)), active=active, capabilities=Capabilities(**capabilities), timing=timing)
     return ModelHost(view, replace(KNOBS, **knobs), **more)
+
+
+def decoding(*models: str, output: int = 1000, **more: Any) -> ModelHost:
+    """Call 1 of model a is in its first decode, 0.2 s after it came; nothing else is there."""
+    made = host(*models, **more)
+    made.submit(call(1, output=output))
+    made.run(0.25)
+    assert 1 in made.first_token_s
+    return made

@@ -8,19 +8,10 @@ from typing import Any
 
 import pytest
 
-from talaria.policy.instance import Admit, CallView, Close, Open, Resume, Stage, Switch, SwitchDone, Tick, Unstage, Wait
+from talaria.policy.instance import Admit, CallView, Resume, Switch, SwitchDone, Tick
 from talaria.policy.slots import SlotScheduler
-from talaria.policy.snapshot import Capabilities, Residency
-from tests.policy.builders import BOUND_S, KNOBS, STEPS, TIMING, ModelHost, call, host, view_of
-
-
-def decoding(*models: str, output: int = 1000, **more: Any) -> ModelHost:
-    """Call 1 of model a is in its first decode, 0.2 s after it came; nothing else is there."""
-    made = host(*models, **more)
-    made.submit(call(1, output=output))
-    made.run(0.25)
-    assert 1 in made.first_token_s
-    return made
+from talaria.policy.snapshot import Capabilities
+from tests.policy.builders import BOUND_S, KNOBS, STEPS, TIMING, ModelHost, call, decoding, host, view_of
 
 
 def back(number: int, *, cached: ModelHost, session: str = "r", prompt: int = 1000, model: str = "a", **more: Any) -> None:
@@ -416,86 +407,3 @@ def test_a_call_goes_before_returns_and_linger_after_so_many_rounds(limit: int) 
     made.run()
     opened_before = [summary for summary in made.rounds if summary.started_s < made.first_token_s[3]]
     assert len(opened_before) <= limit + 2
-
-
-# --- models: order of commands, staging, room -----------------------------------------------------------------------------
-
-
-def test_the_follower_is_staged_while_a_slot_serves() -> None:
-    made = decoding("a", "b", "c", linger_s=0.0)
-    made.submit(call(2, "c"), call(3, "b"))
-    made.run()
-    staged = [command.model for command in made.commanded(Stage)]
-    assert staged[:2] == ["c", "a"] or staged[:2] == ["b", "c"]
-
-
-def test_nothing_is_staged_without_the_capability_or_rate() -> None:
-    for off in ({"staging": False}, {"stage_rate": 0.0}):
-        made = host("a", "b", **off)
-        made.submit(call(1), call(2, "b"))
-        made.run()
-        assert made.commanded(Stage, Unstage) == []
-
-
-def test_close_comes_before_open_where_the_instance_is_full() -> None:
-    made = host("a", "b", max_resident_models=1)
-    made.view.models["b"].residency = Residency.ABSENT
-    made.submit(call(1, "b"))
-    assert made.done[-1].commands == [Close("a"), Open("b")]
-
-
-def test_the_model_with_the_least_to_do_is_closed() -> None:
-    made = host("a", "b", "c", max_resident_models=2)
-    made.view.models["c"].residency = Residency.ABSENT
-    made.lease(call(9, "a").key, 60.0)
-    made.submit(call(1, "c"))
-    assert made.commanded(Close) == [Close("b")]
-
-
-def test_a_model_is_opened_without_closing_another_while_there_is_room() -> None:
-    made = host("a", "b", max_resident_models=2)
-    made.view.models["b"].residency = Residency.ABSENT
-    made.submit(call(1, "b"))
-    assert made.done[-1].commands == [Open("b")]
-
-
-def test_a_model_whose_switch_failed_sits_out_and_is_tried_again() -> None:
-    made = host("a", "b")
-    made.submit(call(1, "b"))
-    made.fail_switch()
-    assert made.done[-1].commands[-1] == Wait(2.0)
-    made.run()
-    assert len(made.commanded(Switch)) == 2 and made.ended[1][1] == "completed"
-
-
-def test_others_are_served_while_a_failed_model_sits_out() -> None:
-    made = host("a", "b", "c")
-    made.submit(call(1, "b"), call(2, "c"))
-    made.fail_switch()
-    made.run()
-    assert made.first_token_s[2] < made.first_token_s[1]
-
-
-def test_what_an_engine_refuses_with_nothing_in_flight_is_tried_again_later_not_at_once() -> None:
-    made = host("a", "b")
-    made.refusals = 3
-    made.submit(call(1))
-    made.run()
-    assert made.ended[1][1] == "completed" and made.now_s >= 3.0
-
-
-def test_a_held_call_that_finds_no_memory_is_resumed_later() -> None:
-    made = decoding("a", "b", output=400, linger_s=0.0)
-    made.submit(call(2, "b"))
-    made.at(3.3, setattr, made, "refusals", 2)
-    made.run()
-    assert {how for _, how in made.ended.values()} == {"completed"}
-
-
-def test_a_slot_that_a_dead_engine_took_along_leaves_nothing_behind() -> None:
-    made = decoding("a", "b")
-    made.crash()
-    made.submit(call(2, "b"))
-    made.recover()
-    made.run()
-    assert set(made.ended) == {1, 2}
