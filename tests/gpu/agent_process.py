@@ -108,6 +108,10 @@ class AgentProcess:
         await self.until(f"books of call {number}", lambda: number in self.ended)
         return number, status, content
 
+    async def end_lease(self, model: str, session: str) -> None:
+        """No return of the session is expected any more."""
+        await self.say(wire.Lease(("tests", session, model, "main"), None))
+
     async def call_with(self, headers: dict[str, str], model: str, body: dict[str, Any], path: str = CHAT) -> tuple[int, bytes]:
         """Status and whole body."""
         async with self.post(path, {"model": model, **body}, headers) as answer:
