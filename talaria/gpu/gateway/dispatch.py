@@ -6,8 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +16,7 @@ from talaria.gpu.dialects import Problem
 from talaria.gpu.gateway.agents import Agent
 from talaria.gpu.gateway.calls import LiveCall
 from talaria.gpu.gateway.conversation import Conversation
+from talaria.gpu.gateway.door import SHED_RETRY_S, Door
 from talaria.gpu.gateway.explaining import Explainer
 from talaria.gpu.gateway.instances import InstanceState
 from talaria.gpu.gateway.leases import LeaseBook
@@ -29,7 +28,6 @@ from talaria.gpu.gateway.settings import Settings, Tenant
 from talaria.gpu.protocol import agent as wire
 from talaria.gpu.protocol import records
 from talaria.gpu.protocol.agent import now_s
-from talaria.gpu.protocol.engine import ABI
 from talaria.gpu.protocol.submission import write_call
 from talaria.policy.calls import Call, LineKey
 from talaria.policy.codec import CODEC
@@ -41,10 +39,8 @@ from talaria.report.recording import RecordingRouter
 
 LAST_WORD_S: Final = 10.0
 """How long a call's books wait for its agent after its answer is over."""
-SHED_RETRY_S: Final = 5.0
 SILENCES: Final = 2.0
 """So many times as long as a snapshot is fresh may a link say nothing: heartbeats wait for snapshots and may come late."""
-CLOCK_TOLERANCE_S: Final = 1.0
 
 _log = logging.getLogger("talaria.gateway")
 _encode = msgspec.json.Encoder().encode
@@ -61,8 +57,7 @@ class Dispatcher:
         self.leases = self._no_leases()
         self.accepted = 0
         self.outcomes: Counter[str] = Counter()
-        self.in_flight = 0
-        self.resetting = False
+        self.door = Door()
         self.recording: Recording | None = None
         self.name = f"{config.name}-{time.time_ns():x}"
         self._cluster = config.name
@@ -83,7 +78,6 @@ class Dispatcher:
         self._live: dict[int, LiveCall] = {}
         self._attempts: dict[int, LiveCall] = {}
         self._waiting: dict[int, tuple[Call, asyncio.Future[Routed]]] = {}
-        self._of_tenant: Counter[str] = Counter()
         self._poll_timer: asyncio.TimerHandle | None = None
         self._poll_at = 0.0
         """On the loop's clock: uvloop's timers do not say when they are due."""
@@ -102,8 +96,7 @@ class Dispatcher:
         self, tenant: Tenant, session: Session, model: str, asked: Conversation, enqueued_s: float, output_tokens: int | None = None
     ) -> LiveCall:
         """Accept a call. ``output_tokens``: where its request says how many there will be. Raises Problem during a reset."""
-        if self.resetting:
-            raise _resetting()
+        self.door.check()
         begun = self.book.begin(tenant.name, session.name, session.signal, model, asked, enqueued_s)
         self._numbers += 1
         call = Call(
@@ -115,27 +108,6 @@ class Dispatcher:
         self.accepted += 1
         self.metrics.accepted(model).inc()
         return live
-
-    @contextmanager
-    def room(self, tenant: Tenant) -> Iterator[None]:
-        """A request is in flight inside, its body's way here included. Raises Problem where one more would be too many."""
-        if self.resetting:
-            raise _resetting()
-        if self.in_flight >= self.settings.limits.in_flight:
-            raise Problem(
-                503, f"the gateway has {self.in_flight} calls in flight, its limit", kind="overloaded", retry_after_s=SHED_RETRY_S
-            )
-        if tenant.max_in_flight is not None and self._of_tenant[tenant.name] >= tenant.max_in_flight:
-            raise Problem(429, f"this key has {tenant.max_in_flight} calls in flight, its limit", kind="too_many_calls", retry_after_s=1.0)
-        self.in_flight += 1
-        self._of_tenant[tenant.name] += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            self._of_tenant[tenant.name] -= 1
-            if not self._of_tenant[tenant.name]:
-                del self._of_tenant[tenant.name]
 
     async def place(self, live: LiveCall) -> InstanceState:
         """Where the call goes, now or when it fits. Raises Problem if the overload policy sheds it."""
@@ -173,14 +145,9 @@ class Dispatcher:
             self._router.ended(call, now)
         else:
             self._router.submit_failed(call, routed, now)
-        self._void(routed)
+        self.instances[routed.instance].void(routed.seq)
         self._tell_leases()
         self._arm()
-
-    def _void(self, routed: Routed) -> None:
-        """Nothing more comes of the submission; one that its instance has seen is not affected."""
-        instance = self.instances[routed.instance]
-        instance.agent.send(wire.Void(instance.numbers.sent(routed.seq)))
 
     def distrust(self, instance: InstanceState) -> None:
         """It did not take a call: no new placements before it says that it is well."""
@@ -209,7 +176,7 @@ class Dispatcher:
             if self._attempts.pop(live.call.id, None) is not None:
                 self._router.ended(live.call, now_s())
                 if live.routed is not None:  # its agent may have refused it unread
-                    self._void(live.routed)
+                    self.instances[live.routed.instance].void(live.routed.seq)
                 self._tell_leases()
                 self._arm()
             self._finish(live)
@@ -217,23 +184,15 @@ class Dispatcher:
     def _finish(self, live: LiveCall) -> None:
         del self._live[live.id]
         self.book.ended(live.begun)
-        outcome, model, word = live.outcome, live.call.key.model, live.word
-        self.outcomes[outcome] += 1
-        self.metrics.ended(model, outcome).inc()
-        if word is not None:
-            self.metrics.prompt_tokens(model).inc(word.prompt_tokens)
-            self.metrics.cached_tokens(model, "device").inc(word.device_tokens)
-            self.metrics.cached_tokens(model, "host").inc(word.host_tokens)
-            self.metrics.output_tokens(model).inc(word.output_tokens)
-            if word.first_token_s >= 0.0:
-                self.metrics.ttft_s(model).observe(max(0.0, word.first_token_s - live.call.enqueued_s))
+        self.outcomes[live.outcome] += 1
+        self.metrics.call_ended(live)
         if self.recording is not None:
             self.recording.add(live.row())
         if _log.isEnabledFor(logging.INFO):
             key, routed = live.call.key, live.routed
             _log.info(
                 "event=call id=%d tenant=%s session=%.12s line=%.12s model=%s instance=%s outcome=%s attempts=%d seconds=%.3f",
-                live.id, key.tenant, key.session, key.line, model, routed.instance if routed else "-", outcome, live.attempts,
+                live.id, key.tenant, key.session, key.line, key.model, routed.instance if routed else "-", live.outcome, live.attempts,
                 live.answered_s - live.call.enqueued_s,
             )  # fmt: skip
 
@@ -269,7 +228,7 @@ class Dispatcher:
     def _unwanted(self, call: Call, routed: Routed) -> None:
         """A queued call got its place when nobody waits for it any more."""
         self._router.submit_failed(call, routed, now_s())
-        self._void(routed)
+        self.instances[routed.instance].void(routed.seq)
 
     def _poll(self) -> None:
         self._poll_timer = None
@@ -354,7 +313,7 @@ class Dispatcher:
         self._arm()
         self.book.expire(now)
         self.metrics.sessions.set(len(self.book))
-        self.metrics.in_flight.set(self.in_flight)
+        self.metrics.in_flight.set(self.door.inside)
 
     def _place_again(self, silent: InstanceState) -> None:
         """Calls that wait for its first byte wait no longer, where another instance can answer them."""
@@ -367,19 +326,9 @@ class Dispatcher:
                 waiting.reschedule(now_s)
 
     def _greeted(self, instance: InstanceState, hello: wire.AgentHello) -> None:
-        name = instance.agent.name
-        if hello.abi != ABI:
-            raise ValueError(f"the agent speaks version {hello.abi} of the protocol, this gateway {ABI}")
-        if hello.instance != name:
-            raise ValueError(f"the agent at {instance.agent.url} is {hello.instance!r}")
-        if abs(hello.now_s - now_s()) > CLOCK_TOLERANCE_S:
-            _log.warning("event=clock_differs instance=%s seconds=%.3f", name, hello.now_s - now_s())
-        instance.hello, instance.fresh_link = hello, True
-        for model in instance.closed:  # a new agent opens all it may
-            instance.agent.send(wire.Close(model))
+        instance.greeted(hello)
         if self._tuned:
             instance.agent.send(wire.Tune(_json(self._knobs)))
-        instance.ready.clear()
 
     def _bar(self, instance: InstanceState) -> None:
         instance.barred = True
@@ -416,7 +365,7 @@ class Dispatcher:
         under_way = {live.routed.seq for live in self._attempts.values() if live.routed is not None and live.routed.instance == name}
         for seq in instance.numbers.unseen(seen_seq):
             if seq not in under_way:
-                instance.agent.send(wire.Void(instance.numbers.sent(seq)))
+                instance.void(seq)
 
     def _take_over(self, instance: InstanceState, snapshot: InstanceSnapshot, now: float) -> None:
         """What an earlier gateway left on an instance: its leases, and the lines whose prefix is there."""
@@ -476,8 +425,7 @@ class Dispatcher:
 
     def tune(self, knobs: Knobs) -> None:
         """Go on by other knobs: calls under way, leases and caches stay. Raises Problem during a reset."""
-        if self.resetting:
-            raise _resetting()
+        self.door.check()
         self._knobs, self._tuned = knobs, True
         self._router.set_knobs(knobs, now_s())
         for instance in self.instances.values():
@@ -486,12 +434,12 @@ class Dispatcher:
 
     async def reset(self, router: str, knobs: Knobs, session_prefill: bool, recording: Recording | None, wait_s: float) -> None:
         """Begin anew with a policy on all instances. Raises Problem unless all is idle and every agent is there."""
-        if self._live or self.resetting:
+        if self._live or self.door.resetting:
             raise Problem(409, f"{len(self._live)} calls are open: a reset needs an idle gateway")
         missing = [name for name, instance in self.instances.items() if not instance.agent.connected]
         if missing:
             raise Problem(409, f"not connected: {', '.join(missing)}")
-        self.resetting, links = True, [instance.links for instance in self.instances.values()]
+        self.door.resetting, links = True, [instance.links for instance in self.instances.values()]
         try:
             self._begin_anew(router, knobs, session_prefill, recording)
             for instance in self.instances.values():
@@ -502,7 +450,7 @@ class Dispatcher:
         except TimeoutError:
             raise Problem(504, f"an instance did not begin anew within {wait_s:g} s") from None
         finally:
-            self.resetting = False
+            self.door.resetting = False
         if links != [instance.links for instance in self.instances.values()]:
             raise Problem(502, "an instance's link broke: it may not have begun anew")
 
@@ -525,18 +473,12 @@ class Dispatcher:
         self.leases = self._no_leases()
         self.explainer.kept.clear()
         for instance in self.instances.values():
-            instance.numbers.forget()
-            instance.ready.clear()
-            instance.hello, instance.snapshot, instance.version, instance.version_ahead = None, None, 0, 0
+            instance.begin_anew()
 
     def stop_recording(self) -> None:
         """The reader went away: the policy goes on unrecorded."""
         self.recording = None
         self._router = self._plain
-
-
-def _resetting() -> Problem:
-    return Problem(503, "the gateway is being reset", kind="overloaded", retry_after_s=1.0)
 
 
 def _shed(overloaded: Overloaded) -> Problem:

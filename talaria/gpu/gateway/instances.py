@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
+from typing import Final
 
 from talaria.gpu.gateway.agents import Agent
 from talaria.gpu.gateway.snapshots import SnapshotReader
 from talaria.gpu.protocol import agent as wire
+from talaria.gpu.protocol.agent import now_s
+from talaria.gpu.protocol.engine import ABI
 from talaria.policy.snapshot import InstanceSnapshot
+
+CLOCK_TOLERANCE_S: Final = 1.0
+
+_log = logging.getLogger("talaria.gateway")
 
 
 class Numbering:
@@ -72,6 +80,30 @@ class InstanceState:
 
     def serves(self, model: str) -> bool:
         return self.snapshot is not None and model in self.snapshot.models
+
+    def greeted(self, hello: wire.AgentHello) -> None:
+        """A link begins. Raises ValueError where it is not the agent that is expected."""
+        name = self.agent.name
+        if hello.abi != ABI:
+            raise ValueError(f"the agent speaks version {hello.abi} of the protocol, this gateway {ABI}")
+        if hello.instance != name:
+            raise ValueError(f"the agent at {self.agent.url} is {hello.instance!r}")
+        if abs(hello.now_s - now_s()) > CLOCK_TOLERANCE_S:
+            _log.warning("event=clock_differs instance=%s seconds=%.3f", name, hello.now_s - now_s())
+        self.hello, self.fresh_link = hello, True
+        for model in self.closed:  # a new agent opens all it may
+            self.agent.send(wire.Close(model))
+        self.ready.clear()
+
+    def void(self, seq: int) -> None:
+        """Nothing more comes of the router's submission ``seq``; one that the instance has seen is not affected."""
+        self.agent.send(wire.Void(self.numbers.sent(seq)))
+
+    def begin_anew(self) -> None:
+        """With a new router; what an administrator said holds."""
+        self.numbers.forget()
+        self.ready.clear()
+        self.hello, self.snapshot, self.version, self.version_ahead = None, None, 0, 0
 
     def translated(self, snapshot: InstanceSnapshot) -> InstanceSnapshot:
         """The snapshot in the router's numbers, newer than any before, and without what an administrator has closed."""

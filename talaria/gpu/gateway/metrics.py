@@ -7,6 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from talaria.gpu.gateway.calls import LiveCall
+
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -59,3 +61,14 @@ class Metrics:
         self.switches = cache(
             Counter("talaria_switches", "Switches and opens by instance and path.", ["instance", "path"], registry=registry).labels
         )
+
+    def call_ended(self, live: LiveCall) -> None:
+        model, word = live.call.key.model, live.word
+        self.ended(model, live.outcome).inc()
+        if word is not None:
+            self.prompt_tokens(model).inc(word.prompt_tokens)
+            self.cached_tokens(model, "device").inc(word.device_tokens)
+            self.cached_tokens(model, "host").inc(word.host_tokens)
+            self.output_tokens(model).inc(word.output_tokens)
+            if word.first_token_s >= 0.0:
+                self.ttft_s(model).observe(max(0.0, word.first_token_s - live.call.enqueued_s))

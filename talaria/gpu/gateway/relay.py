@@ -45,7 +45,7 @@ class Relay:
         """A call. Raises Problem where it is refused before it has begun."""
         enqueued_s, settings = now_s(), self._dispatcher.settings
         tenant = settings.tenant(request.headers)
-        with self._dispatcher.room(tenant):
+        with self._dispatcher.door.room(tenant, settings.limits.in_flight):
             asked = requests.read(endpoint, await read_body(request, settings.limits.body_bytes), settings)
             said = conversation(endpoint, asked.document)
             session = session_of(tenant.name, request.headers, asked.document, said.root)
@@ -80,7 +80,7 @@ class Relay:
         """Answered by any engine of the model; no session, no slot."""
         settings = self._dispatcher.settings
         tenant = settings.tenant(request.headers)
-        with self._dispatcher.room(tenant):
+        with self._dispatcher.door.room(tenant, settings.limits.in_flight):
             asked = requests.read(COUNT_TOKENS, await read_body(request, settings.limits.body_bytes), settings)
             try:
                 async with asyncio.timeout(settings.limits.call_deadline_s):

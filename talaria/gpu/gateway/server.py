@@ -88,7 +88,7 @@ class GatewayServer:
         instances = self._dispatcher.instances
         models = self._dispatcher.settings.models
         missing = [model for model in models if not any(item.healthy and item.serves(model) for item in instances.values())]
-        ready = not missing and not self.stopping and not self._dispatcher.resetting
+        ready = not missing and not self.stopping and not self._dispatcher.door.resetting
         document = {"ready": ready, "models_missing": missing, "instances": {name: item.healthy for name, item in instances.items()}}
         return json_response(document, 200 if ready else 503)
 
