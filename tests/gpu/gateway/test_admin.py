@@ -85,7 +85,7 @@ def test_a_closed_model_is_placed_nowhere_and_an_opened_one_again() -> None:
             assert (await made.post(CHAT, say("hi", model="m"))).status == 200
             await admin(made, "open", model="n")
             assert (await made.post(CHAT, say("hi", model="n"))).status == 200
-            await until(lambda: any(isinstance(item, wire.Open) for item in b.heard))
+            await until(lambda: all(any(isinstance(item, wire.Open) for item in agent.heard) for agent in (a, b)))
             asked = [[item for item in agent.heard if isinstance(item, wire.Open | wire.Close)] for agent in (a, b)]
             assert asked == [[wire.Close("n"), wire.Close("n"), wire.Open("n")], [wire.Close("n"), wire.Open("n")]]
             await admin(made, "close", model="n", instance="a")
@@ -262,10 +262,10 @@ def test_a_recording_replays_without_a_difference_and_has_a_row_for_each_call(tm
             reader = Reader(made)
             await reader.opened.wait()
             assert (await made.get("/admin/records", ADMIN)).status == 409
-            await admin(made, "reset", router="full", knobs={"tau": 5.0}, record=True)
+            await admin(made, "reset", router="full", knobs={"tau": 60.0}, record=True)
             for agent in (a, b):
                 (reset,) = (item for item in agent.heard if isinstance(item, wire.Reset))
-                assert reset.record and reset.session_prefill and b'"tau_s":5.0' in reset.knobs
+                assert reset.record and reset.session_prefill and b'"tau_s":60.0' in reset.knobs
             answers = []
             for turn in range(3):
                 texts = [text for _ in range(turn) for text in ("go", "it works well")]

@@ -26,7 +26,7 @@ def chat_bytes(body: dict[str, Any]) -> bytes:
 
 
 def test_a_body_that_never_arrives_is_given_up_and_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "LONGEST_BODY_S", 0.2)
+    monkeypatch.setattr(relay, "LONGEST_BODY_S", 1.0)
 
     async def test() -> None:
         async with rig(limits={"in_flight": 1}) as made:
@@ -45,7 +45,7 @@ def test_a_client_that_never_reads_has_its_call_ended_by_the_deadline(stream: bo
     async def test() -> None:
         agent = FakeAgent("a")
         agent.words = " ".join(["x" * 100_000] * 200)
-        async with rig(agent, limits={"call_deadline_s": 0.5, "keep_alive_s": 0.1}) as made:
+        async with rig(agent, limits={"call_deadline_s": 1.0, "keep_alive_s": 0.1}) as made:
             deaf = socket.socket()
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", port_of(made)))

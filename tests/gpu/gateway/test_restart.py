@@ -117,12 +117,12 @@ def test_an_agent_that_says_nothing_is_barred_until_it_speaks(monkeypatch: pytes
 
     async def test() -> None:
         agent = FakeAgent("a")
-        agent.beats = False
-        async with rig(agent, knobs=replace(Knobs(), stale_after_s=0.5, overload="shed")) as made:
+        async with rig(agent, knobs=replace(Knobs(), stale_after_s=1.5, overload="shed")) as made:
+            agent.beats = False
             while (await made.get("/ready")).status == 200:
                 await asyncio.sleep(0.01)
             assert (await made.post(CHAT, say("hi"))).status == 503
-            await agent.tell(wire.Beat(True))
+            agent.beats = True
             while (await made.get("/ready")).status != 200:
                 await asyncio.sleep(0.01)
             await agent.publish()
