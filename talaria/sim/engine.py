@@ -16,7 +16,7 @@ from typing import Final
 
 from simpy.events import Event
 
-from talaria.policy.instance import CallView
+from talaria.policy.instance import CallView, ModelView
 from talaria.policy.timing import Timing
 from talaria.sim.kernel import Alarm, Kernel
 
@@ -132,6 +132,11 @@ class Engine:
         assert self.idle, "a switch met a busy engine"
         self._model, self._timing = model, timing
         self.largest_batch.setdefault(model, 0)
+
+    def show(self, model: ModelView) -> None:
+        """A slot counts by differences: a model's counters must be current when its slot opens, too."""
+        model.decode_s, model.decode_steps = self.decode_s, self.decode_steps
+        model.decode_sequence_steps, model.decode_context_steps = self.decode_sequence_steps, self.decode_context_steps
 
     def prefill(self, run: Run, duration_s: float) -> None:
         """Queue one admitted call; decode of everything else stalls meanwhile."""

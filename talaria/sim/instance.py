@@ -44,11 +44,13 @@ from talaria.policy.instance import (
     Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
+from talaria.policy.phases import PhaseWatch
 from talaria.policy.predict import Predictor, split_prompt
 from talaria.policy.slots import SlotScheduler
-from talaria.policy.snapshot import ABSENT, ACTIVE, PARKED, STAGED, Capabilities, InstanceSnapshot, ModelSnapshot
+from talaria.policy.snapshot import ABSENT, Capabilities, InstanceSnapshot, ModelSnapshot
 from talaria.policy.timing import Timing
 from talaria.sim.engine import Engine, Run
+from talaria.sim.group import Group
 from talaria.sim.host import CallTruth, Ground, Host, LogicalSwitch, StepLog
 from talaria.sim.kernel import Alarm, Kernel
 from talaria.sim.lines import LineBook
@@ -79,21 +81,17 @@ class SimInstance:
         self._host = host
         self._log = log
         self._watched = watched
-        self._staged: ModelView | None = None
-        """The model whose weights are being staged."""
-        self._switching_to: str | None = None
-        self._phase: tuple[str, float, str | None] = ("idle", 0.0, None)
-        """The phase under way, since when, and of which model; followed only where somebody watches."""
+        self._phases = PhaseWatch(self._phase_over, 0.0)
         self._predictor = Predictor(beliefs, knobs.ewma_alpha)
         self._scheduler = SlotScheduler(knobs)
         self.view = EngineView(capabilities, {model: ModelView(beliefs[model], ABSENT) for model in models})
         self.view.hbm_capacity_bytes = memory.capacity_bytes
+        self._group = Group(env, self.view, memory, ground, self._switched)
         self._engine = Engine(env, self._on_first_token, self._on_segment_end, self._decode_factor, macro=ground.macro)
         self._inbox: deque[Event] = deque()
         self._stepping = False
         self._tick: Alarm | None = None
         self._tick_at_s: float | None = None
-        self._switch_alarm: Alarm | None = None
         self._version = 0
         self._submitted = 0
         self._lines = LineBook(memory)
@@ -236,8 +234,8 @@ class SimInstance:
                     self._look_at_waiting()
                 if view.active is not None and (model := view.models[view.active]).waiting:
                     model.free_kv_tokens = self.memory.free_tokens()
-                if self._staged is not None:  # what the scheduler's switch estimates rest on (SPEC §4.2)
-                    self._staged.coverage = self.memory.staged(now_s)[1]
+                if (staged := self._group.staged) is not None:  # what the scheduler's switch estimates rest on (SPEC §4.2)
+                    staged.coverage = self.memory.staged(now_s)[1]
                 commands = self._scheduler.step(event, view, now_s)
                 if self._log is not None:
                     self._log(self.id, event, view, now_s, commands)
@@ -252,21 +250,15 @@ class SimInstance:
                 elif until_s != self._tick_at_s:
                     self._wake_at(until_s)
                 if self._watched:
-                    self._watch_phase()
+                    self._phases.see(self._scheduler.phase(view), self._group.target or view.active, now_s)
                 if not self._inbox:
                     break
                 event = self._inbox.popleft()
         finally:
             self._stepping = False
 
-    def _watch_phase(self) -> None:
-        """Tell the host of each phase when it is over, for the timeline."""
-        phase = self._scheduler.phase(self.view)
-        before, since_s, of = self._phase
-        if phase != before:
-            if before != "idle" and of is not None:
-                self._host.phase(self, before, of, since_s, self._env.now)
-            self._phase = (phase, self._env.now, self._switching_to if phase == "switch" else self.view.active)
+    def _phase_over(self, phase: str, model: str, started_s: float, ended_s: float) -> None:
+        self._host.phase(self, phase, model, started_s, ended_s)
 
     def _execute(self, command: Command) -> None:
         if type(command) is Admit:
@@ -275,18 +267,15 @@ class SimInstance:
         elif type(command) is Resume:
             self._resume(command.batch)
         elif type(command) is Stage:
-            self.memory.stage(command.model, command.rate, self._env.now)
-            self._show_staged(command.model)
+            self._group.stage(command.model, command.rate)
         elif type(command) is Unstage:
-            self.memory.unstage()
-            self._show_staged(None)
+            self._group.unstage()
         elif type(command) is Switch or type(command) is Open:
             self._begin_switch(command.model)
         elif type(command) is Report:
             self._report(command.round)
         elif type(command) is Close:
-            self.view.models[command.model].residency = ABSENT
-            self.memory.close(command.model)
+            self._group.close(command.model)
         elif type(command) is Stop:
             for call_id in command.call_ids:
                 self._engine.stop(self.runs[call_id])
@@ -406,7 +395,7 @@ class SimInstance:
     def _on_segment_end(self, run: Run, reason: str) -> None:
         call = run.view.call
         model = self.view.models[call.key.model]
-        self._copy_decode_counters(model)
+        self._engine.show(model)
         del model.running[call.id]
         if run.output_tokens == 0:  # cancelled while it ran
             del self.runs[call.id]
@@ -426,66 +415,25 @@ class SimInstance:
     # --- switches --------------------------------------------------------------------------------------------------
 
     def _begin_switch(self, target: str) -> None:
-        """Tear the active model down, then let the five phases pass (SPEC §5.4)."""
         assert self._engine.idle, "a switch met a busy engine"
-        now_s, source = self._env.now, self.view.active
+        source = self.view.active
         self._host.footprint_peaks(self)
-        held = [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else []
-        plan = self.memory.plan_switch(source, target, held, self._ground.timing[target].open_s, now_s)
-        self._staged = None
-        phases = self._ground.switch.slowest_s(plan)
-        record = LogicalSwitch(source, target, now_s, phases, plan.path, plan.coverage, plan.dirty, plan.d2d_bytes, plan.h2d_bytes)
+        self._group.switch_to(target, [self.runs[call_id] for call_id in self.view.models[source].held] if source is not None else [])
         if source is not None:
             self._lines.lose_device(source)
-            if self.view.models[source].residency is ACTIVE:  # else it was closed to make room
-                self.view.models[source].residency = PARKED
-        self._switching_to = target
-        self.view.active = None
-        self._switch_alarm = self._env.alarm(sum(phases), self._finish_switch, record)
 
-    def _finish_switch(self, alarm: Alarm) -> None:
-        if alarm is not self._switch_alarm:
-            return
-        self._switch_alarm = None
-        record = cast(LogicalSwitch, alarm.value)
-        self.memory.activate(record.target)
+    def _switched(self, record: LogicalSwitch) -> None:
         self._engine.load(record.target, self._ground.timing[record.target])
-        self.view.active = record.target
-        model = self.view.models[record.target]
-        model.residency, model.coverage = ACTIVE, 0.0
-        if model.leases:
-            now_s = self._env.now
-            model.leases = {key: times for key, times in model.leases.items() if times[1] > now_s}
-        self._show_staged(None)
-        self._copy_decode_counters(model)
+        self._engine.show(self.view.models[record.target])
         self._look_again = True
         self._host.switched(self, record)
         self._happened(SwitchDone(record.target, record.phases_s, record.path))
         self._host.slot_opened(self)
 
-    def _copy_decode_counters(self, model: ModelView) -> None:
-        """The engine counts over all models, a slot the difference: a model's counters must be current when its slot opens, too."""
-        engine = self._engine
-        model.decode_s, model.decode_steps = engine.decode_s, engine.decode_steps
-        model.decode_sequence_steps, model.decode_context_steps = engine.decode_sequence_steps, engine.decode_context_steps
-
-    def _show_staged(self, target: str | None) -> None:
-        """Of the parked models only ``target`` is staged from now on (SPEC §5.6); nothing of it is there yet."""
-        self._staged = self.view.models[target] if target is not None else None
-        for name, model in self.view.models.items():
-            if model.residency is PARKED or model.residency is STAGED:
-                model.residency = STAGED if name == target else PARKED
-                model.coverage = 0.0
-
     def open_at_start(self, models: tuple[str, ...]) -> None:
         """Models that are resident when the run starts; the first is active."""
-        for name in models:
-            self.memory.open(name)
-            self.view.models[name].residency = PARKED
+        self._group.open_at_start(models)
         if models:
-            self.view.active = models[0]
-            self.view.models[models[0]].residency = ACTIVE
-            self.memory.activate(models[0])
             self._engine.load(models[0], self._ground.timing[models[0]])
 
     # --- rounds and faults -----------------------------------------------------------------------------------------
@@ -506,17 +454,13 @@ class SimInstance:
     def engine_down(self, rank: int) -> None:
         """The engine dies: everything in it waits again with its KV lost; a switch under way fails."""
         self._engine.abort()
-        self._switch_alarm = self._tick = self._tick_at_s = None
+        self._tick = self._tick_at_s = None
         self.view.healthy = False
         abandoned: list[Run] = []
         for model in self.view.models.values():
             abandoned += self._take_back(model)
-            if model.residency is not ABSENT:
-                model.residency = PARKED
-        self.memory.crash()
-        self.view.active = None
+        self._group.crash()
         self._lines.doubt_all()
-        self._show_staged(None)
         for model in self.view.models.values():
             for call_id in model.waiting:
                 self._look(self.runs[call_id])
@@ -550,8 +494,4 @@ class SimInstance:
 
     def switch_failed(self, why: str) -> None:
         """The switch under way does not succeed; no model is active afterwards."""
-        assert self._switch_alarm is not None
-        record = cast(LogicalSwitch, self._switch_alarm.value)
-        self._switch_alarm = None
-        self._show_staged(None)
-        self._happened(SwitchFailed(record.target, why))
+        self._happened(SwitchFailed(self._group.fail(), why))

@@ -19,7 +19,6 @@ from talaria.gpu.agent.group import MOST_ATTEMPTS, Group
 from talaria.gpu.agent.host import Engines, Host, Sizes, Staged
 from talaria.gpu.agent.leases import Leases
 from talaria.gpu.agent.memory import PrefixMemory
-from talaria.gpu.agent.phases import PhaseWatch
 from talaria.gpu.agent.seen import SeenSubmissions
 from talaria.gpu.kv.hashes import PageChain
 from talaria.gpu.protocol.engine import Drop, Ended, FromEngine, Grant, Held, Hello, Progress, call_number
@@ -50,6 +49,7 @@ from talaria.policy.instance import (
     Wait,
 )  # fmt: skip
 from talaria.policy.knobs import Knobs
+from talaria.policy.phases import PhaseWatch
 from talaria.policy.predict import Predictor
 from talaria.policy.slots import SlotScheduler
 from talaria.policy.snapshot import Capabilities, InstanceSnapshot, ModelSnapshot, Residency
@@ -103,7 +103,7 @@ class AgentInstance:
         self._predictor = Predictor(self._beliefs, knobs.ewma_alpha)
         self.decode = DecodeClock()
         self.memory = PrefixMemory(self._engines, self.view, self.runs, self.limits)
-        self._phases = PhaseWatch(self._host, self.clock())
+        self._phases = PhaseWatch(self._host.phase, self.clock())
         self.group.forget_wishes()
         self.group.show_residency()
 

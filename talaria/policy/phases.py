@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-
-class _Told(Protocol):
-    def phase(self, name: str, model: str, started_s: float, ended_s: float) -> None: ...
+from collections.abc import Callable
 
 
 class PhaseWatch:
-    """Tells ``host`` of each phase when it is over."""
+    """``told(phase, model, started_s, ended_s)`` hears of each phase when it is over."""
 
-    def __init__(self, host: _Told, now_s: float) -> None:
-        self._host = host
+    def __init__(self, told: Callable[[str, str, float, float], None], now_s: float) -> None:
+        self._told = told
         self._name, self._since_s = "idle", now_s
         self._model: str | None = None
 
@@ -21,5 +17,5 @@ class PhaseWatch:
         if name == self._name:
             return
         if self._name != "idle" and self._model is not None:
-            self._host.phase(self._name, self._model, self._since_s, now_s)
+            self._told(self._name, self._model, self._since_s, now_s)
         self._name, self._since_s, self._model = name, now_s, model
