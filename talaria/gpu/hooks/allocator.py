@@ -8,6 +8,7 @@ run short. They count as free meanwhile.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -47,6 +48,8 @@ class LowPagesAllocator(compat.paged_allocator()):  # type: ignore[misc]
     free_pages: torch.Tensor
     tail: Tail | None = None
     """Set by the first ``clear``, in SGLang's constructor."""
+    wipe: Callable[[list[Extent]], None] | None = None
+    """Makes these pages as good as new; where something else was written there meanwhile."""
 
     def clear(self) -> None:
         super().clear()
@@ -96,6 +99,8 @@ class LowPagesAllocator(compat.paged_allocator()):  # type: ignore[misc]
             taken = self.tail.alloc(pages) if pages else []
         except OutOfPages:
             return False
+        if self.wipe is not None:
+            self.wipe(taken)
         self.free_pages = self._on_device(taken)
         return True
 

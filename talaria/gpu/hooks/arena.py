@@ -30,8 +30,8 @@ from talaria.gpu.protocol import arena as protocol
 from talaria.gpu.protocol.engine import MODEL_VARIABLE
 
 _log = logging.getLogger(__name__)
-_POISON: Final = 0xFF
-"""Makes a number that is none of every float."""
+_POISON: Final = {"cpu": 0xFF, "cuda": 0x7B}
+"""Bytes that make every float no number, or a huge one: kernels of GPUs multiply by zero what lies behind a sequence in its last page."""
 
 
 class Stages(Protocol):
@@ -142,10 +142,15 @@ class Attached:
         """While entered, what SGLang makes on the device are runtime buffers. Raises SystemExit with one line where they do not fit."""
         return self.runtime.within(self._floor)
 
+    @property
+    def empty(self) -> int:
+        """The byte that free KV is made of."""
+        return _POISON[self.device.type] if self.tenant.welcome.check else 0
+
     def _refresh_kv(self) -> None:
         """KV as in a new pool; where switches are checked, only SGLang's padding page is."""
         for address, nbytes, page_bytes in self._kv_bytes:
-            self.mover.fill(address, nbytes, _POISON if self.tenant.welcome.check else 0)
+            self.mover.fill(address, nbytes, self.empty)
             if self.tenant.welcome.check:
                 self.mover.fill(address, page_bytes, 0)
 
@@ -190,7 +195,7 @@ class Attached:
     def serve(self) -> None:
         """KV is as empty as SGLang takes it to be, and runtime buffers are as they were. Raises CopyFailed."""
         if self.tenant.welcome.check and self.runtime.nbytes:
-            self.mover.fill(self.runtime.low, self.runtime.nbytes, _POISON)
+            self.mover.fill(self.runtime.low, self.runtime.nbytes, self.empty)
         self.runtime.resume(self.stream)
         self._refresh_kv()
         if self.staging is not None:

@@ -6,13 +6,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import torch
+
 from talaria.gpu import compat, seams
-from talaria.gpu.hooks import arena
+from talaria.gpu.hooks import arena, placing
 from talaria.gpu.hooks.allocator import LowPagesAllocator
+from talaria.gpu.hooks.soil import Soil
 from talaria.gpu.memory.gather import Image, Ledger
 from talaria.gpu.memory.stager import KvRegion, Stager
 from talaria.gpu.memory.tail import Figures, Tail
 from talaria.gpu.protocol import arena as protocol
+from talaria.substrate.pages import Extent
 
 
 class Staging:
@@ -22,9 +26,10 @@ class Staging:
         self._attached, self._region, self._tail = attached, region, tail
         self._streams = streams
         """Of SGLang, which write KV: those of now, since its loop may begin with another than it was made with."""
-        self._copies = attached.mover.stream()
+        self._copies = Soil(attached.mover.stream(), attached.window, region, attached.arena.chunk_bytes)
 
     def serve(self) -> None:
+        self._copies.forget()
         stager = Stager(self._attached.arena, self._attached.window, self._region, self._copies)
         self._tail.open(stager, self._written if self._attached.device.type == "cuda" else tuple, self._tell)
 
@@ -36,6 +41,12 @@ class Staging:
 
     def park(self) -> Ledger:
         return self._tail.park()
+
+    def wipe(self, pages: list[Extent]) -> None:
+        """What is staged in them is no KV. Behind this comes, on the same stream, all that SGLang does with the pages."""
+        attached = self._attached
+        for address in self._copies.take(pages):
+            placing.tensor_at(address, (attached.arena.chunk_bytes,), torch.uint8, attached.device).fill_(attached.empty)
 
     def _tell(self, figures: Figures) -> None:
         with contextlib.suppress(OSError):  # the engine hears of it at its next switch
@@ -52,8 +63,9 @@ def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> Non
     if attached is None or attached.kv is None or not isinstance(allocator, LowPagesAllocator):
         return
     assert allocator.tail is not None
-    attached.staging = Staging(attached, attached.kv, allocator.tail, lambda: (scheduler.forward_stream, scheduler.schedule_stream))
-    attached.staging.serve()
+    staging = Staging(attached, attached.kv, allocator.tail, lambda: (scheduler.forward_stream, scheduler.schedule_stream))
+    attached.staging, allocator.wipe = staging, staging.wipe
+    staging.serve()
 
 
 HOOKS: Final = (compat.Hook(seams.SCHEDULER_MADE, "after", _made),)
