@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import report
-from tests.gpu.cluster import KEY, Cluster, Process, free_port, stub_document, wait_for
+from talaria.gpu.engine.command import free_port
+from tests.gpu.cluster import KEY, Cluster, Process, stub_document, wait_for
 
 TOKENS = 20
 STEP_S = 0.005

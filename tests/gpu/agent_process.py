@@ -25,7 +25,7 @@ from talaria.policy.snapshot import InstanceSnapshot
 KEY = "key-of-tests"
 TAU_S = 1.0
 CHAT = "/v1/chat/completions"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class AgentProcess:

@@ -196,7 +196,7 @@ class Books:
                 assert outcomes[ending.number] in ("failed", "shed"), ending
 
 
-async def until(what: str, condition: Any, timeout_s: float = 30.0) -> None:
+async def until(what: str, condition: Any, timeout_s: float = 120.0) -> None:
     """Wait for a condition, plain or awaitable. Raises TimeoutError with ``what``."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,8 @@ from typing import Any, Self
 
 import yaml
 
+from talaria.gpu.engine.command import free_port
+
 STUB = Path(__file__).resolve().parent / "stub" / "python"
 MARK = "TALARIA_TEST_CLUSTER"
 AGENT = "talaria.gpu.agent.main"
@@ -34,13 +35,7 @@ KEY, ADMIN_KEY = "key-of-tests", "admin-key-of-tests"
 SERVE = (sys.executable, "-c", "from talaria.cli.gpu import main; main()", "serve")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """The first true value of ``condition``, which may raise OSError for not yet. Fails with ``what`` after ``timeout_s``."""
     until_s = time.monotonic() + timeout_s
     while True:
@@ -124,7 +119,7 @@ class Process:
 class Cluster:
     """``ready_s``: how long it may take to start."""
 
-    def __init__(self, directory: Path, document: dict[str, Any], ready_s: float = 60.0) -> None:
+    def __init__(self, directory: Path, document: dict[str, Any], ready_s: float = 180.0) -> None:
         self.directory, self.document = directory, document
         self._ready_s = ready_s
         self._mark = f"{MARK}={uuid.uuid4()}"
@@ -186,7 +181,7 @@ class Cluster:
         except TimeoutError as error:
             raise RuntimeError(f"{error}\n{self.log()}") from None
 
-    def terminate(self, timeout_s: float = 30.0) -> int:
+    def terminate(self, timeout_s: float = 120.0) -> int:
         """SIGTERM to the gateway, as an operator ends it. Returns its exit code."""
         assert self._gateway is not None
         self._gateway.terminate()

@@ -81,15 +81,16 @@ def test_a_stream_over_many_grants_and_switches_is_one_stream(tmp_path: Path) ->
     """Two models with long answers take turns; every stream has all its tokens, once."""
 
     async def scene(agent: AgentProcess) -> None:
-        body = {"messages": messages("hi"), "max_tokens": 60, "ignore_eos": True, **STREAM}
+        body = {"messages": messages("hi"), "max_tokens": 120, "ignore_eos": True, **STREAM}
         calls = [agent.call(f"m{number % 2}", f"s{number}", body) for number in range(6)]
         for number, status, content in await asyncio.gather(*calls):
             assert status == 200 and content.endswith(b"data: [DONE]\n\n")
-            assert agent.ended[number].output_tokens == 60 == usage(content)["completion_tokens"]
+            assert agent.ended[number].output_tokens == 120 == usage(content)["completion_tokens"]
             check_books(agent.ended[number])
         assert len(agent.of(wire.Switched)) >= 3
 
-    play(tmp_path, scene, policy={"knobs": {"t_ttft": 1.0, "t_tpot": 0.05, "linger": 0.0}})
+    few_steps_a_slot = {"t_ttft": 1.0, "t_tpot": 0.5, "linger": 0.0}
+    play(tmp_path, scene, policy={"knobs": few_steps_a_slot})
 
 
 def usage(stream: bytes) -> dict[str, int]:
@@ -146,7 +147,7 @@ def test_a_client_that_goes_away_frees_its_place_in_any_state(tmp_path: Path) ->
     async def scene(agent: AgentProcess) -> None:
         running, first = agent.submission("m0", "running", 0)
         waiting, second = agent.submission("m1", "waiting", 0)
-        body = {"messages": messages("hi"), "max_tokens": 5000, "ignore_eos": True, **STREAM}
+        body = {"messages": messages("hi"), "max_tokens": 100_000, "ignore_eos": True, **STREAM}
         async with agent.post(CHAT, {"model": "m0", **body}, first) as stream:
             await stream.content.readany()
             queued = asyncio.ensure_future(agent.call_with(second, "m1", body))
@@ -155,7 +156,7 @@ def test_a_client_that_goes_away_frees_its_place_in_any_state(tmp_path: Path) ->
             await agent.until("the waiting call has ended", lambda: waiting in agent.ended)
         await agent.until("the running call has ended", lambda: running in agent.ended)
         assert {agent.ended[call].outcome for call in (running, waiting)} == {"failed"}
-        assert 0 < agent.ended[running].output_tokens < 5000
+        assert 0 < agent.ended[running].output_tokens < 100_000
         await agent.call("m1", "next", {"messages": messages("hi"), "max_tokens": 3})
 
     play(tmp_path, scene, policy={"knobs": {"t_ttft": 30.0}})
@@ -219,14 +220,12 @@ def test_a_dead_parked_engine_costs_only_itself(tmp_path: Path) -> None:
 
 def test_a_hung_engine_is_killed_and_its_calls_are_served_by_the_next(tmp_path: Path) -> None:
     async def scene(agent: AgentProcess) -> None:
-        call = asyncio.create_task(agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 300, "ignore_eos": True}))
-        await asyncio.sleep(0)
         pid = agent.engine_pid("m0")
         await agent.fault("m0", "hang")
-        number, status, _ = await call
+        number, status, _ = await agent.call("m0", "s", {"messages": messages("hi"), "max_tokens": 300, "ignore_eos": True})
         assert (status, agent.ended[number].outcome) == (200, "completed") and agent.engine_pid("m0") != pid
 
-    play(tmp_path, scene, engine={"hang_s": 1.0})
+    play(tmp_path, scene, engine={"hang_s": 3.0})
 
 
 def test_a_reset_begins_anew_and_records_from_the_first_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from talaria.gpu.agent.telemetry import Outbox, Telemetry
 from talaria.gpu.gateway.agents import Agent
 from talaria.gpu.protocol import agent as wire
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def starting() -> AgentServer:

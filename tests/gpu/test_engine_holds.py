@@ -27,7 +27,7 @@ def run(directory: Path, scene: Callable[[HoldServer, Ears], Awaitable[None]]) -
         server = HoldServer(lambda model, message: ears.heard.append((model, message)), ears.lost.append)
         await server.start(directory / "holds")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await scene(server, ears)
         finally:
             await server.stop()

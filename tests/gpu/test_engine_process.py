@@ -52,7 +52,7 @@ def written(pids: Path) -> list[int]:
     return [int(line) for line in pids.read_text().split()] if pids.exists() else []
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     until_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until_s, "it did not happen"

@@ -70,7 +70,7 @@ def run(directory: Path, scene: Callable[[Group], Awaitable[None]], policy: Back
             await made.holds.stop()
 
     async def main() -> None:
-        async with group() as made, asyncio.timeout(90):
+        async with group() as made, asyncio.timeout(240):
             await scene(made)
         assert not [engine.pid for engine in made.engines.engines.values() if engine.pid]
 

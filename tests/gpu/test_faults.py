@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from talaria.gpu.engine.command import free_port
 from tests.gpu.callers import PATHS, Books, Caller, Ending, until
-from tests.gpu.cluster import Cluster, free_port, stub_document, wait_for
+from tests.gpu.cluster import Cluster, stub_document, wait_for
 from tests.gpu.worlds import EngineWorld, StubWorld, World
 
 COLD = {"name": "g0", "models": ["m0", "m1"]}

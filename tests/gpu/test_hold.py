@@ -191,7 +191,9 @@ async def test_a_client_that_leaves_a_running_call_ends_it_and_frees_the_engine(
 async def test_ending_one_call_leaves_others_with_similar_ids_alone(at: Desk) -> None:
     path = "/v1/completions"
     calls = [engine.call_id(number) for number in (0xABC1, 0xABC10, 0xABC11, 0xABC100)]
-    answers = [asyncio.create_task(at.post(path, _body(path, True) | {"max_tokens": 150}, call)) for call in calls]
+    tokens = [_LONG, 150, 150, 150]  # the one that is to be ended runs on
+    bodies = [_body(path, True) | {"max_tokens": most} for most in tokens]
+    answers = [asyncio.create_task(at.post(path, body, call)) for body, call in zip(bodies, calls, strict=True)]
     for call in calls:
         await at.agent.first(call, engine.Progress)
     at.agent.send(engine.Drop(calls[0], 503, "gone"))

@@ -37,7 +37,7 @@ def test_as_many_clients_are_served_as_the_system_allows(tmp_path: Path) -> None
         with Cluster(tmp_path, stub_document(tmp_path)) as cluster:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             assert {most_files(process) for kind in ("gateway", "agent") for process in cluster.processes(kind)} == {hard}
-            asyncio.run(asyncio.wait_for(play(cluster), 60.0))
+            asyncio.run(asyncio.wait_for(play(cluster), 180.0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

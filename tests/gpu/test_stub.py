@@ -14,7 +14,7 @@ from tests.gpu.holding import MODEL, desk, new_call, running_engine
 
 
 def test_a_stopped_segment_of_the_stub_keeps_what_it_has(tmp_path: Path) -> None:
-    environment = {"STUB_PYTHON": sys.executable, "STUB_STEP_S": "0.001"}
+    environment = {"STUB_PYTHON": sys.executable, "STUB_STEP_S": "0.005"}
     settings = config.Engine(python=str(STUB), environment=environment, log_dir=str(tmp_path), start_timeout_s=60.0)
     (tmp_path / "config.json").write_text('{"architectures": ["Stub"]}')
 

@@ -16,7 +16,7 @@ import uvloop
 
 from talaria.gpu.upstream import Reply, Upstream, UpstreamFailed
 
-TEST_S = 30.0
+TEST_S = 120.0
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"5\r\nhello\r\n7;x=y\r\n, world\r\n0\r\n\r\n"
@@ -53,7 +53,7 @@ class Server:
 async def served(server: Server, tls: ssl.SSLContext | None = None) -> AsyncIterator[Upstream]:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
     server.url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    upstream = Upstream(idle_s=60.0, connect_s=5.0)
+    upstream = Upstream(idle_s=600.0, connect_s=60.0)
     try:
         async with listener:
             yield upstream

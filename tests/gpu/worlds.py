@@ -39,9 +39,9 @@ class World(Protocol):
 
 
 class StubWorld:
-    ready_s = 60.0
+    ready_s = 240.0
     long_tokens = 400
-    hang_s = 2.0
+    hang_s = 3.0
 
     def document(self, directory: Path, instances: Sequence[dict[str, Any]], **parts: dict[str, Any]) -> dict[str, Any]:
         return stub_document(directory, instances, step_s=0.005, **parts)

@@ -49,12 +49,12 @@ class FakeGateway:
         ready, done = threading.Event(), threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready, done)), daemon=True)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         try:
             yield self
         finally:
             done.set()
-            thread.join(10)
+            thread.join(60)
 
     async def _serve(self, ready: threading.Event, done: threading.Event) -> None:
         app = web.Application(client_max_size=2**26)

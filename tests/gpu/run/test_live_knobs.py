@@ -22,7 +22,7 @@ from tests.gpu.cluster import stub_document
 from tests.gpu.gateway.test_admin import log_of
 
 TWO = ({"name": "g0", "models": ["m0", "m1"]}, {"name": "g1", "models": ["m1", "m0"]})
-STREAMS, TOKENS, LIMIT_S, POLL_S = 6, 400, 90.0, 0.02
+STREAMS, TOKENS, LIMIT_S, POLL_S = 6, 1000, 240.0, 0.02
 
 
 def policy_file(path: Path, **knobs: float) -> str:
