@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from talaria.gpu.memory.mover import Copies, CopyFailed, Event, Memory, Stream
 
 _BLOCKING_EVENT: Final = 1
@@ -15,6 +17,9 @@ _UNTIMED: Final = 2
 _NON_BLOCKING_STREAM: Final = 1
 _BATCH: Final = 16
 """So many copies or more are worth a batch."""
+PIN_STEP: Final = 256 * 2**20
+"""Host memory is pinned between multiples of it: a call holds locks of the driver, and with them the work of all its GPUs, a tenth of a
+second for each GB, and pins less than 512 GiB, on some kernels less than 2 GiB."""
 
 
 def _driver() -> Any:
@@ -30,6 +35,19 @@ def _checked(answer: tuple[Any, ...]) -> Any:
     if int(status):
         raise CopyFailed(f"CUDA says {status!r}")
     return values[0] if len(values) == 1 else values
+
+
+def cut(copies: Copies) -> Copies:
+    """The same, none across a multiple of ``PIN_STEP``: what a copy reads or writes on the host must have been pinned as one."""
+    parts: list[Copies] = []
+    to, source, nbytes = copies
+    while True:
+        size = np.minimum(nbytes, PIN_STEP - np.maximum(to % PIN_STEP, source % PIN_STEP))
+        parts.append(Copies(to, source, size))
+        more = size < nbytes
+        if not more.any():
+            return Copies(*(np.concatenate(column) for column in zip(*parts, strict=True))) if len(parts) > 1 else copies
+        to, source, nbytes = (column[more] for column in (to + size, source + size, nbytes - size))
 
 
 class CudaEvent:
@@ -66,7 +84,7 @@ class CudaStream:
         try:
             for earlier in after:
                 _checked(driver.cuStreamWaitEvent(self._stream, earlier.cuda_event, 0))
-            self._begin(copies)
+            self._begin(cut(copies))
             return CudaEvent(driver, self._context, self._stream)
         except CopyFailed:
             driver.cuStreamSynchronize(self._stream)  # what did begin must not be under way when the caller gives the memory to others
@@ -127,6 +145,8 @@ class CudaMover:
         access.location, access.flags = where, driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         recommended = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         self.granule_bytes = int(_checked(driver.cuMemGetAllocationGranularity(properties, recommended)))
+        self._pinned: dict[int, list[int]] = {}
+        """Addresses of the pieces, by that of the first."""
 
     def reserve(self, nbytes: int, at: int = 0) -> int:
         address = int(_checked(self._driver.cuMemAddressReserve(nbytes, 0, at, 0)))
@@ -169,11 +189,21 @@ class CudaMover:
 
     def pin(self, address: int, nbytes: int) -> None:
         _checked(self._driver.cuCtxSetCurrent(self._context))  # the caller's thread may be one of ours
-        _checked(self._driver.cuMemHostRegister(address, nbytes, 0))
+        end = address + nbytes
+        pieces = [address, *range((address // PIN_STEP + 1) * PIN_STEP, end, PIN_STEP)]
+        for number, (first, after) in enumerate(zip(pieces, [*pieces[1:], end], strict=True)):
+            try:
+                _checked(self._driver.cuMemHostRegister(first, after - first, 0))
+            except CopyFailed:
+                for done in pieces[:number]:
+                    self._driver.cuMemHostUnregister(done)
+                raise
+        self._pinned[address] = pieces
 
     def unpin(self, address: int) -> None:
         _checked(self._driver.cuCtxSetCurrent(self._context))
-        _checked(self._driver.cuMemHostUnregister(address))
+        for piece in self._pinned.pop(address):
+            _checked(self._driver.cuMemHostUnregister(piece))
 
     def stream(self) -> Stream:
         return CudaStream(self._driver, self._context)
