@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,6 +21,10 @@ _BATCH: Final = 16
 PIN_STEP: Final = 256 * 2**20
 """Host memory is pinned between multiples of it: a call holds locks of the driver, and with them the work of all its GPUs, a tenth of a
 second for each GB, and pins less than 512 GiB, on some kernels less than 2 GiB."""
+_POPULATE: Final = 23
+"""MADV_POPULATE_WRITE."""
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def _driver() -> Any:
@@ -192,6 +197,7 @@ class CudaMover:
         end = address + nbytes
         pieces = [address, *range((address // PIN_STEP + 1) * PIN_STEP, end, PIN_STEP)]
         for number, (first, after) in enumerate(zip(pieces, [*pieces[1:], end], strict=True)):
+            _libc.madvise(first, after - first, _POPULATE)  # pages come without the driver's locks; where the kernel cannot, with them
             try:
                 _checked(self._driver.cuMemHostRegister(first, after - first, 0))
             except CopyFailed:

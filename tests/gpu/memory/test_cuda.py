@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from talaria.gpu.memory import cuda
+from talaria.gpu.memory.cpu import MemoryFile, unmap
 from talaria.gpu.memory.cuda import PIN_STEP, CudaMover, cut
 from talaria.gpu.memory.mover import Copies, CopyFailed
 
@@ -109,3 +111,16 @@ def test_what_cannot_be_pinned_as_a_whole_is_not_at_all(driver: Driver) -> None:
     with pytest.raises(CopyFailed):
         mover.pin(PIN_STEP, 9 * PIN_STEP)
     assert not driver.pinned
+
+
+def test_memory_that_is_pinned_is_there_before(driver: Driver) -> None:
+    memory = MemoryFile.make("pinned", 64 * PAGE)
+    address = memory.map(0, 64 * PAGE)
+    able = cuda._libc.madvise(address, PAGE, cuda._POPULATE) == 0
+    CudaMover().pin(address, 64 * PAGE - 512)
+    there = os.fstat(memory.descriptor).st_blocks * 512
+    unmap(address, 64 * PAGE)
+    memory.close()
+    if not able:
+        pytest.skip("this kernel brings no pages on request")
+    assert there >= 64 * PAGE
