@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +32,10 @@ MARKS: Final = {"d2d": 0.8, "h2d": 0.85}
 """Shares of the device's own rates that copies should reach."""
 KV_LAYERS: Final = 32
 GRANULES: Final = 256
+BESIDE_BYTES: Final = 64 * 1024
+LEFT: Final = 0x5A
+"""What a process leaves in every byte of its memory."""
+LEAVES_S: Final = 120.0
 
 
 @dataclass(frozen=True)
@@ -166,15 +173,43 @@ class Check:
             f"copy {2 * copied_s / GRANULES * 1e6:.1f} µs each"
         )
 
+    def inheritance(self, *, on_cpu: bool) -> None:
+        """What another process has made and filled is there, as it was, once that process has ended."""
+        size, here, there = self.sizes.chunk_bytes, *socket.socketpair()
+        with here, there:
+            call = f"leave({there.fileno()}, {size}, on_cpu={on_cpu})"
+            command = [sys.executable, "-c", f"from talaria.gpu.doctor.device import leave; {call}"]
+            with subprocess.Popen(command, pass_fds=[there.fileno()]) as maker:
+                there.close()
+                here.settimeout(LEAVES_S)
+                try:
+                    _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
+                except TimeoutError:
+                    maker.kill()
+            if maker.returncode or not descriptors:  # it was killed, or ended by itself
+                raise WrongBytes("a process could not leave memory to another")
+        arena = Arena(self.mover, 1, size, descriptors)
+        window = arena.window()
+        arena.show(window, [0])
+        self.compare("what a process left", window.address, np.full(size // 8, LEFT * 0x0101010101010101, dtype=np.uint64))
+        arena.close()
+        self.lines.append("memory outlives the process that made it")
+
     def registrations(self) -> None:
-        """The same host memory made known to the device in two mappings, as by two engines."""
+        """The same host memory made known to the device in two mappings, as by two engines, and what goes on beside it."""
         file = MemoryFile.make("talaria-check", self.weight_bytes)
         addresses = [file.map(0, self.weight_bytes) for _ in range(2)]
         file.close()
         for what, address in zip(("register host memory", "register it in another mapping"), addresses, strict=True):
-            began_s = time.perf_counter()
-            self.mover.pin(address, self.weight_bytes)
+            slowest_s, began_s = 0.0, time.perf_counter()
+            with ThreadPoolExecutor(1) as beside:
+                pinned = beside.submit(self.mover.pin, address, self.weight_bytes)
+                while not pinned.done():
+                    _, copied_s = self.timed(lambda: self.copy(self.scratch.address, self.windows[0].address, BESIDE_BYTES))
+                    slowest_s = max(slowest_s, copied_s)
+                pinned.result()
             self.tell(what, self.weight_bytes, time.perf_counter() - began_s)
+            self.lines.append(f"{'  the slowest small copy beside it':<44} {'':14} {slowest_s * 1e3:10.2f} ms")
         for address in addresses:
             self.mover.unpin(address)
             unmap(address, self.weight_bytes)
@@ -268,6 +303,17 @@ class Check:
         return stager.map.clean_bytes
 
 
+def leave(channel: int, nbytes: int, *, on_cpu: bool) -> None:
+    """Run by another process: memory full of ``LEFT``, to whoever is at the other end of the socket."""
+    mover = CpuMover() if on_cpu else _cuda()[1]
+    arena = Arena(mover, 1, nbytes)
+    window = arena.window()
+    arena.show(window, [0])
+    mover.fill(window.address, nbytes, LEFT)
+    with socket.socket(fileno=channel) as there:
+        socket.send_fds(there, [b"."], list(arena.export()))
+
+
 def check_graphs(check: Check) -> None:
     """A captured CUDA graph that reads a window replays with what lies behind it after parking (SPEC §5.1)."""
     import torch
@@ -315,6 +361,7 @@ def main() -> int:
         check.peak()
         check.addresses()
         check.granules()
+        check.inheritance(on_cpu=on_cpu)
         if not on_cpu:
             check_graphs(check)
             check.registrations()

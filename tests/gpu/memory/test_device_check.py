@@ -51,6 +51,27 @@ def test_bytes_that_were_not_moved_are_noticed(capsys: pytest.CaptureFixture[str
         assert "is wrong" in capsys.readouterr().err
 
 
+def test_memory_that_nobody_left_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = device.Check(CpuMover(), device.ON_CPU)
+    monkeypatch.setattr(device, "LEFT", 0x5B)
+    with pytest.raises(device.WrongBytes, match="what a process left: byte 0"):
+        check.inheritance(on_cpu=True)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    with pytest.raises(device.WrongBytes, match="could not leave"):
+        check.inheritance(on_cpu=True)
+    check.close()
+
+
+def test_registrations_are_timed_beside_copies() -> None:
+    check = device.Check(CpuMover(), device.ON_CPU)
+    check.arena.show(check.windows[0], range(check.arena.count))
+    check.registrations()
+    check.close()
+    assert [line.split("  ")[0] for line in check.lines if line[0] != " "] == [
+        "register host memory", "register it in another mapping"
+    ]  # fmt: skip
+
+
 def test_without_a_device_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> tuple[str, CpuMover]:
         raise ImportError("No module named 'torch'")
