@@ -30,8 +30,8 @@ from talaria.gpu.protocol import arena as protocol
 from talaria.gpu.protocol.engine import MODEL_VARIABLE
 
 _log = logging.getLogger(__name__)
-_POISON: Final = {"cpu": 0xFF, "cuda": 0x7B}
-"""Bytes that make every float no number, or a huge one: kernels of GPUs multiply by zero what lies behind a sequence in its last page."""
+_POISON: Final = 0xFF
+"""Makes a number that is none of every float."""
 
 
 class Stages(Protocol):
@@ -145,7 +145,7 @@ class Attached:
     @property
     def empty(self) -> int:
         """The byte that free KV is made of."""
-        return _POISON[self.device.type] if self.tenant.welcome.check else 0
+        return _POISON if self.tenant.welcome.check else 0
 
     def _refresh_kv(self) -> None:
         """KV as in a new pool; where switches are checked, only SGLang's padding page is."""

@@ -24,12 +24,12 @@ class Soil:
         self._region, self._chunk_bytes = region, chunk_bytes
         self._rest = region.layer_chunks * chunk_bytes % region.page_bytes
         """Before the first page of each block."""
-        self._written: dict[int, list[int]] = {}
+        self._written: dict[int, set[int]] = {}
         """Addresses of chunks, by their number in their layer's block: its pages have their rows there in all layers."""
 
     def copy(self, copies: Copies, after: Sequence[Any] = ()) -> Event:
         for address in copies.to.tolist():
-            self._written.setdefault((address - self._first) // self._chunk_bytes % self._region.layer_chunks, []).append(address)
+            self._written.setdefault((address - self._first) // self._chunk_bytes % self._region.layer_chunks, set()).add(address)
         return self._stream.copy(copies, after)
 
     def close(self) -> None:
@@ -47,9 +47,11 @@ class Soil:
             low = (self._rest + first * self._region.page_bytes) // self._chunk_bytes
             end = -(-(self._rest + (first + count) * self._region.page_bytes) // self._chunk_bytes)
             for chunk in range(low, end):
-                found += self._written.pop(chunk, ())
+                found += sorted(self._written.pop(chunk, ()))
         return found
 
-    def forget(self) -> None:
-        """All KV is as in a new pool."""
-        self._written.clear()
+    def forget(self, *, soiled: bool = False) -> None:
+        """All KV is as in a new pool, or as far from it as can be."""
+        size, region = self._chunk_bytes, self._region
+        blocks = [self._first + layer * region.layer_chunks * size for layer in range(region.layers)] if soiled else []
+        self._written = {chunk: {block + chunk * size for block in blocks} for chunk in range(region.layer_chunks if soiled else 0)}

@@ -26,12 +26,13 @@ class Staging:
         self._attached, self._region, self._tail = attached, region, tail
         self._streams = streams
         """Of SGLang, which write KV: those of now, since its loop may begin with another than it was made with."""
+        self._on_cuda = attached.device.type == "cuda"
         self._copies = Soil(attached.mover.stream(), attached.window, region, attached.arena.chunk_bytes)
 
     def serve(self) -> None:
-        self._copies.forget()
+        self._copies.forget(soiled=self._on_cuda and bool(self._attached.empty))
         stager = Stager(self._attached.arena, self._attached.window, self._region, self._copies)
-        self._tail.open(stager, self._written if self._attached.device.type == "cuda" else tuple, self._tell)
+        self._tail.open(stager, self._written if self._on_cuda else tuple, self._tell)
 
     def stage(self, model: str, image: Image, bytes_per_s: float) -> None:
         self._tail.stage(model, image, bytes_per_s)
@@ -43,10 +44,13 @@ class Staging:
         return self._tail.park()
 
     def wipe(self, pages: list[Extent]) -> None:
-        """What is staged in them is no KV. Behind this comes, on the same stream, all that SGLang does with the pages."""
-        attached = self._attached
+        """What is staged in them is no KV. Behind this comes, on the same stream, all that SGLang does with the pages.
+
+        On CPUs it is what free KV is, since kernels there leave alone what lies behind a sequence in its last page.
+        """
+        attached, byte = self._attached, 0 if self._on_cuda else self._attached.empty
         for address in self._copies.take(pages):
-            placing.tensor_at(address, (attached.arena.chunk_bytes,), torch.uint8, attached.device).fill_(attached.empty)
+            placing.tensor_at(address, (attached.arena.chunk_bytes,), torch.uint8, attached.device).fill_(byte)
 
     def _tell(self, figures: Figures) -> None:
         with contextlib.suppress(OSError):  # the engine hears of it at its next switch

@@ -99,6 +99,9 @@ def test_a_new_pool_has_nothing_to_wipe() -> None:
     stager.settle()
     soil.forget()
     assert soil.take([(0, 16)]) == []
+    soil.forget(soiled=True)
+    assert soil.take([(8, 8)]) == [window.address + chunk * CHUNK for chunk in (1, 3)]
+    assert soil.take([(0, 16)]) == [window.address + chunk * CHUNK for chunk in (0, 2)]
     soil.close()
     arena.close()
     unmap(image.address, image.nbytes)
