@@ -22,6 +22,8 @@ class ModelFiles(NamedTuple):
     kv_bytes_per_token: int
     latent: bool
     """Its KV is the same on every rank."""
+    context_tokens: int = 0
+    """Of the longest request; 0 where the files do not say."""
 
 
 def read(path: str, where: str) -> ModelFiles:
@@ -36,9 +38,10 @@ def read(path: str, where: str) -> ModelFiles:
         text = {**config, **(config.get("text_config") or {})}
         layers = int(text.get("num_hidden_layers", 1))
         kv_bytes = layers * _kv_elements(text) * _element_bytes(text)
+        context = int(text.get("max_position_embeddings") or 0)
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path}/config.json does not describe a model: {error!r}", where=where, fix=fix) from None
-    return ModelFiles(folder.name, layers, max(1, _weight_bytes(folder)), max(1, kv_bytes), "kv_lora_rank" in text)
+    return ModelFiles(folder.name, layers, max(1, _weight_bytes(folder)), max(1, kv_bytes), "kv_lora_rank" in text, context)
 
 
 def revision(path: str) -> str:

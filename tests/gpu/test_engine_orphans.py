@@ -99,7 +99,12 @@ def test_a_killed_agent_leaves_nothing_of_an_arena_and_a_pool_either(
     models = {name: {"path": str(tiny_models / name), "kv_tokens": 4096} for name in ("qwen3", "llama")}
     document = {
         "schema": "talaria.cluster/1", "name": "pair", "models": models,
-        "instances": [{"name": "g0", "models": list(models), "host_kv_gib": 0.05, "arena": {"managed_gib": 0.03, "chunk_kib": 16}}],
+        "instances": [
+            {
+                "name": "g0", "models": list(models), "max_running": 16, "host_kv_gib": 0.05,
+                "arena": {"managed_gib": 0.03, "chunk_kib": 16},
+            },
+        ],
         "engine": cpu_engine.model_dump(mode="json"),
     }  # fmt: skip
 

@@ -23,6 +23,8 @@ RUNTIME_SHARE = 0.1
 FULL_SHARE = 0.9
 USED_BYTES = GIB
 """What others may use of a GPU before it is worth a word."""
+TABLE_BYTES = 4
+"""Of each token that a request could have, in an engine's table of requests: the part of its runtime buffers that is known."""
 OTHER_FILES = 1024
 """That an agent may have open beside the chunks of its arenas: calls, their engines, and what Python and the process began with."""
 
@@ -253,17 +255,19 @@ def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: d
     """Whether the arena holds what each model needs, and how much KV the largest could have."""
     where, managed, fits = f"instance {item.name}", arena.managed_gib * GIB, True
     weights = {name: files[name].weight_bytes / item.tp for name in item.models if name in files}
+    tables = {name: (item.max_running + 1) * files[name].context_tokens * TABLE_BYTES for name in weights}
     for name, nbytes in weights.items():
         kv = (cluster.models[name].kv_tokens or 0) * _token_bytes(files[name], item.tp)
-        if nbytes + kv > managed:
+        if nbytes + kv + tables[name] > managed:
             fits = False
-            text = f"about {_size(nbytes)} of weights and {_size(kv)} of KV of {name} a rank, in an arena of {_size(managed)}"
-            yield Finding("warn", where, text, f"raise arena.managed_gib, or lower models.{name}.kv_tokens")
+            parts = f"about {_size(nbytes)} of weights, {_size(kv)} of KV and {_size(tables[name])} of table for {item.max_running} requests"
+            fix = f"raise arena.managed_gib, or lower models.{name}.kv_tokens or max_running"
+            yield Finding("warn", where, f"{parts} of {name} a rank, in an arena of {_size(managed)}", fix)
     if weights and fits:
         largest = max(weights, key=lambda name: weights[name])
-        tokens = int((managed - weights[largest]) / max(1.0, _token_bytes(files[largest], item.tp)))
+        tokens = int((managed - weights[largest] - tables[largest]) / max(1.0, _token_bytes(files[largest], item.tp)))
         text = f"{largest} takes {weights[largest] / GIB:.1f} of {_size(managed)} of the arena a rank"
-        yield Finding("ok", where, f"{text}; about {tokens:,} tokens of KV beside it, less what runtime buffers take")
+        yield Finding("ok", where, f"{text}; about {tokens:,} tokens of KV beside it, less what workspaces take")
 
 
 def _size(nbytes: float) -> str:

@@ -29,7 +29,7 @@ def cluster(cpu_engine: config.Engine, tiny_models: Path, fault: Path) -> config
     models = {name: {"path": str(tiny_models / name), "kv_tokens": 20_000, "arguments": LINKER} for name in MODELS}
     document = {
         "schema": "talaria.cluster/1", "name": "pair", "models": models, "policy": {"knobs": KNOBS},
-        "instances": [{"name": "g0", "models": list(MODELS), "host_kv_gib": 0.1, "arena": ARENA}],
+        "instances": [{"name": "g0", "models": list(MODELS), "max_running": 16, "host_kv_gib": 0.1, "arena": ARENA}],
         "engine": settings.model_dump(mode="json"),
     }  # fmt: skip
     return config.check(document, "the test's cluster")

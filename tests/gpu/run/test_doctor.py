@@ -29,6 +29,7 @@ def model(directory: Path, name: str, weights_gib: float, layers: int = 94, kv_h
     path.mkdir()
     (path / "config.json").write_text(json.dumps({
         "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": kv_heads, "head_dim": 128, "dtype": "bfloat16",
+        "max_position_embeddings": 131_072,
     }))  # fmt: skip
     with (path / "model.safetensors").open("wb") as file:
         file.truncate(int(weights_gib * GIB))
@@ -163,8 +164,8 @@ def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None
         (115.0, 400_000, True, [], ""),
         (120.0, 400_000, True, ["warn"], "120.0 GiB a rank, 10.2 GiB of each of 1 idle models, and 54.8 GiB of weights while a model"),
         (160.0, 400_000, True, ["fail"], "160.0 GiB a rank, 10.2 GiB of each of 1 idle models, and"),
-        (50.0, 100_000, True, ["warn"], "about 54.8 GiB of weights and 9.0 GiB of KV of big a rank, in an arena of 50.0 GiB"),
-        (100.0, 3_000_000, True, ["warn"], "about 47.5 GiB of weights and 67.2 GiB of KV of other a rank, in an arena of 100.0 GiB"),
+        (50.0, 100_000, True, ["warn"], "54.8 GiB of weights, 9.0 GiB of KV and 0.1 GiB of table for 256 requests of big a rank"),
+        (100.0, 3_000_000, True, ["warn"], "47.5 GiB of weights, 67.2 GiB of KV and 0.1 GiB of table for 256 requests of other a rank"),
         (200.0, 400_000, False, ["warn"], "200.0 GiB a rank, and 54.8 GiB of weights while a model loads, in 250.0 GiB"),
         (251.0, 400_000, False, ["fail"], "in 250.0 GiB"),
     ],
@@ -181,7 +182,7 @@ def test_an_arena_has_to_fit_the_device_and_its_models_the_arena(
 def test_what_is_said_of_room_for_kv_is_what_the_arena_has(tmp_path: Path) -> None:
     found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]))["instance group0"]
     said = [(level, text) for level, text, _ in found if "tokens of KV" in text]
-    room = "about 2,019,066 tokens of KV beside it, less what runtime buffers take"
+    room = "about 2,013,467 tokens of KV beside it, less what workspaces take"
     assert said == [("ok", f"big takes 54.8 of 100.0 GiB of the arena a rank; {room}")]
 
 
