@@ -260,7 +260,8 @@ def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: d
         kv = (cluster.models[name].kv_tokens or 0) * _token_bytes(files[name], item.tp)
         if nbytes + kv + tables[name] > managed:
             fits = False
-            parts = f"about {_size(nbytes)} of weights, {_size(kv)} of KV and {_size(tables[name])} of table for {item.max_running} requests"
+            table = f"{_size(tables[name])} of table for {item.max_running} requests"
+            parts = f"about {_size(nbytes)} of weights, {_size(kv)} of KV and {table}"
             fix = f"raise arena.managed_gib, or lower models.{name}.kv_tokens or max_running"
             yield Finding("warn", where, f"{parts} of {name} a rank, in an arena of {_size(managed)}", fix)
     if weights and fits:

@@ -120,4 +120,6 @@ def environment(
             "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1",
             "NCCL_GRAPH_REGISTER": "0",  # registrations do not survive a remap
         }
+    if instance.gpus and place.arena is not None:  # what an arena leaves of a GPU is little, and differs by what the first rank has more
+        needed["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     return {**os.environ, **needed, **settings.environment, **model.environment}

@@ -78,12 +78,16 @@ class Attached:
         self._model = model
         self._addresses: dict[str, int] = {}
         """Of what lies in the window when the model is parked for the first time: SGLang makes some buffers anew in its warm-up."""
-        placing.synchronize(device)
-        self.image = self._keep()
-        self._chunks_used = self.image.chunks(self.arena.chunk_bytes)
+        self._chunks_used = -(-self.nbytes // self.arena.chunk_bytes)
+        self.image: Image | None = None
+        """Set once SGLang has done with the weights what it does after a load."""
 
-    def _keep(self) -> Image:
-        """The weights as they lie in the window, kept on the host; in the memory of an earlier image if that had as many bytes."""
+    def keep(self) -> None:
+        """The weights as they lie in the window, on the host from now on; in the memory of an earlier image if that had as many bytes.
+
+        Raises OSError, CopyFailed.
+        """
+        placing.synchronize(self.device)
         tenant, nbytes = self.tenant, self.nbytes
         if tenant.image is not None and tenant.welcome.image_bytes == nbytes:
             memory = MemoryFile(tenant.image, nbytes)
@@ -96,7 +100,7 @@ class Attached:
         memory.close()
         self.mover.pin(image.address, nbytes)
         self.stream.copy(gather.copies([(image.address, self.window.address, nbytes)])).wait()
-        return image
+        self.image = image
 
     # --- the KV pool -------------------------------------------------------------------------------------------------
 
@@ -112,7 +116,8 @@ class Attached:
         chunks, first = -(-nbytes // size), self._chunks_used
         if count * chunks * size > self.room_bytes:
             needed, there = (first + count * chunks) * size / 2**20, (first * size + self.room_bytes) / 2**20
-            raise ValueError(f"weights and KV of {needed:.1f} MiB do not fit into {there:.1f} MiB: fewer kv_tokens, or more managed_gib")
+            beside = f"{there:.1f} MiB beside {self.runtime.nbytes / 2**20:.1f} MiB of runtime buffers"
+            raise ValueError(f"weights and KV of {needed:.1f} MiB do not fit into {beside}: fewer kv_tokens, or more managed_gib")
         self._chunks_used += count * chunks
         self.kv = KvRegion(first, count, chunks, page_bytes)
         rest = chunks * size % page_bytes
@@ -167,6 +172,7 @@ class Attached:
 
     def gather(self) -> tuple[gather.Gathered, Ledger]:
         """Take the arena and bring the weights behind the window. Raises OSError, CopyFailed, RuntimeError."""
+        assert self.image is not None
         ledger = self.tenant.take()
         gathered = gather.gather(self.arena, self.window, self.image, ledger.staged, self.stream, show=True)
         gathered.event.wait()
@@ -175,20 +181,20 @@ class Attached:
         if moved or [rows.data_ptr() for rows in self.kv_buffers()] != [address for address, _, _ in self._kv_bytes]:
             raise RuntimeError(f"what was captured has moved: {moved[0] if moved else 'KV'}")
         if self.tenant.welcome.check:
-            self._compare()
+            self._compare(self.image)
         return gathered, ledger
 
     def _in_window(self) -> dict[str, int]:
         first, end = self.window.address, self.window.address + self.nbytes
         return {name: address for name, address in placing.addresses(self._model).items() if first <= address < end}
 
-    def _compare(self) -> None:
+    def _compare(self, image: Image) -> None:
         """Raises RuntimeError where the weights are not what was captured."""
         step = 64 * 2**20
         for at in range(0, self.nbytes, step):
             shape = (min(step, self.nbytes - at),)
             here = placing.tensor_at(self.window.address + at, shape, torch.uint8, self.device)
-            there = placing.tensor_at(self.image.address + at, shape, torch.uint8, torch.device("cpu"))
+            there = placing.tensor_at(image.address + at, shape, torch.uint8, torch.device("cpu"))
             if not torch.equal(here.cpu(), there):
                 raise RuntimeError(f"weights differ from their image in [{at}, {at + shape[0]}) after a switch")
 
@@ -204,7 +210,7 @@ class Attached:
     # --- staging -----------------------------------------------------------------------------------------------------
 
     def stage(self, message: protocol.Stage, descriptor: int | None) -> None:
-        """What the agent wants to be staged; on the connection's own thread. What cannot be is not, and the engine goes on."""
+        """What the agent wants to be staged; on a thread of its own. What cannot be is not, and the engine goes on."""
         if (staging := self.staging) is None:
             return
         if descriptor is None:
@@ -355,6 +361,10 @@ def _made(_result: None, scheduler: Any, *_arguments: Any, **_named: Any) -> Non
     if attached.kv is None:
         pool = type(scheduler.token_to_kv_pool_allocator.get_kvcache()).__name__
         raise SystemExit(f"talaria: KV pools like {pool} have no place in an arena")
+    try:
+        attached.keep()
+    except (OSError, CopyFailed) as error:
+        raise SystemExit(f"talaria: the weights cannot be kept on the host: {error}") from error
     _log.info("talaria: %s", attached.described())
 
 

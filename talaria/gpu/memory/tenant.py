@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class Tenant:
-    """Connected from its start on. ``stage(message, descriptor)`` is called on a thread of its own; whoever gets a descriptor closes it.
+    """Connected from its start on. ``stage(message, descriptor)`` is called on a thread of its own, since to pin an image takes long, and
+    the arena may be asked for meanwhile; whoever gets a descriptor closes it.
 
     A connection that has failed is closed, and nothing is said on it again: the agent keeps the arena for this rank until its process ends.
     """
@@ -39,6 +40,7 @@ class Tenant:
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()
         self._taken: queue.SimpleQueue[protocol.Taken | None] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[tuple[protocol.Stage, int | None] | None] = queue.SimpleQueue()
         self.chunks: list[int] = []
         """Descriptors, where the arena was there before."""
         self.image: int | None = None
@@ -55,8 +57,10 @@ class Tenant:
                 raise OSError("the agent that keeps the arena does not answer") from None
             failing.pop_all()
         self._socket.settimeout(None)
-        self._thread = threading.Thread(target=self._listen, name="talaria-arena", daemon=True)
-        self._thread.start()
+        named = (("talaria-arena", self._listen), ("talaria-wishes", self._fulfil))
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in named]
+        for thread in self._threads:
+            thread.start()
 
     def _welcome(self) -> protocol.Welcome:
         """Greeting, image and chunks. Raises OSError, ValueError."""
@@ -110,7 +114,8 @@ class Tenant:
 
     def close(self) -> None:
         self._hang_up()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._socket.close()
 
     def _hang_up(self) -> None:
@@ -141,9 +146,18 @@ class Tenant:
                 if isinstance(message, protocol.Taken):
                     self._taken.put(message)
                 elif isinstance(message, protocol.Stage):
-                    self._stage(message, self._incoming.descriptors.popleft() if message.nbytes else None)
+                    self._wishes.put((message, self._incoming.descriptors.popleft() if message.nbytes else None))
         except Exception as error:  # nothing that came after it would be heard
             _log.warning("talaria: the arena's agent is lost: %s", error)
         self._hang_up()
         self._incoming.close()
         self._taken.put(None)
+        self._wishes.put(None)
+
+    def _fulfil(self) -> None:
+        while (wish := self._wishes.get()) is not None:
+            try:
+                self._stage(*wish)
+            except Exception as error:  # the agent would wait for what was never begun
+                _log.warning("talaria: the arena's agent is given up, since %s cannot be staged: %r", wish[0].model or "nothing", error)
+                self._hang_up()

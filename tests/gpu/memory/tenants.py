@@ -94,7 +94,7 @@ class _Obedient:
     def talk_nonsense(self) -> None:
         """The agent hangs up."""
         self._rank.tenant._socket.sendall(b"\xff\xff\xff\xff")
-        self._rank.tenant._thread.join()
+        self._rank.tenant._threads[0].join()
 
     def make_one(self) -> None:
         """Of the arena's chunks, and no more."""

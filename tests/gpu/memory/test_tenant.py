@@ -95,6 +95,24 @@ def test_who_waits_for_the_arena_hears_that_another_thread_has_hung_up(tmp_path:
         assert refused == ["the agent that keeps the arena is gone"]
 
 
+def test_the_arena_is_given_while_an_image_is_still_made_ready_for_staging(tmp_path: Path) -> None:
+    begun, ended, seen = threading.Event(), threading.Event(), list[str]()
+
+    def pins(message: protocol.Stage, descriptor: int | None) -> None:
+        begun.set()
+        assert ended.wait(PATIENCE_S)
+        seen.append(message.model)
+
+    with agent(tmp_path / "arena") as listener, tenant_of(listener, pins) as (tenant, connection):
+        for model in ("b", "c"):
+            connection.sendall(protocol.frame(protocol.Stage(model, 0, 1.0)))
+        assert begun.wait(PATIENCE_S)
+        connection.sendall(protocol.frame(protocol.Taken(1, {3: 5}, 7)))
+        assert tenant.take() == Ledger("", {3: 5}, 7) and seen == []
+        ended.set()
+    assert seen == ["b", "c"]
+
+
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff", protocol.frame(protocol.Stage("b", 5, 1.0)), protocol.frame(protocol.Stage("", 0, 0.0))],
     ids=["no frame", "no descriptor", "a wish that fails"],
