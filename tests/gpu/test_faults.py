@@ -240,11 +240,18 @@ def test_two_cold_instances_and_a_hot_one_honour_leases_and_help_out(world: Worl
     async def round_of_calls(stage: Stage) -> None:
         await asyncio.gather(stage.all_complete("m0", 8), stage.all_complete("m1", 4))
 
+    async def placed_on_hot(stage: Stage, reason: str) -> int:
+        lines = await stage.metrics('talaria_placements_total{instance="hot"')
+        return sum(int(float(line.split()[-1])) for line in lines if reason in line)
+
     async def scene(stage: Stage) -> None:
-        for _ in range(3):
+        placed = leased = lately = 0
+        for _ in range(4):
             await round_of_calls(stage)
-        placed = await stage.metrics("talaria_placements_total{")
-        assert sum(float(line.split()[-1]) for line in placed if 'reason="lease"' in line) >= 12, placed
+            now_placed, now_leased = await placed_on_hot(stage, ""), await placed_on_hot(stage, 'reason="lease"')
+            assert now_leased - leased == lately, "where no switch takes its prefix every session returns by its lease"
+            placed, leased, lately = now_placed, now_leased, now_placed - placed
+        assert leased > 0
         calls = stage.begin("m0", 12, world.long_tokens)
         await stage.talking()
         os.kill(stage.cluster.engine("m0", "hot").pid, signal.SIGKILL)
