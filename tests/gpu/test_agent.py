@@ -101,16 +101,22 @@ def usage(stream: bytes) -> dict[str, int]:
 
 def test_a_return_hits_the_prefix_cache_and_is_admitted_by_sp(tmp_path: Path) -> None:
     async def scene(agent: AgentProcess) -> None:
+        def on_device(number: int) -> bool:
+            line = agent.snapshot.lines.get(agent.keys[number]) if agent.snapshot else None
+            return line is not None and line.tier is Tier.DEVICE
+
+        agent.tau_s = 30.0  # so long the slot stays open
         long = asyncio.create_task(agent.call("m0", "other", {"messages": messages("x"), "max_tokens": 400, "ignore_eos": True}))
         text = "word " * 400
-        await agent.call("m0", "s", {"messages": messages(text), "max_tokens": 3})
+        first, _, _ = await agent.call("m0", "s", {"messages": messages(text), "max_tokens": 3})
+        await agent.until("its prefix is known to be there", lambda: on_device(first))
         number, _, _ = await agent.call("m0", "s", {"messages": messages(text, "answer", "more"), "max_tokens": 3}, turn=1)
         ended = agent.ended[number]
         assert ended.by_sp and ended.device_tokens > 0.5 * ended.prompt_tokens
         check_books(ended)
         await long
 
-    play(tmp_path, scene, step_s=0.01)
+    play(tmp_path, scene, step_s=0.01, policy={"knobs": {"t_ttft": 100.0, "linger": 30.0}})
 
 
 def test_snapshots_show_lines_and_count_submissions_in_order(tmp_path: Path) -> None:

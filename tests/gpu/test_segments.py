@@ -152,7 +152,8 @@ def test_an_answer_whose_segments_are_stopped_reads_like_an_unstopped_one(
                 ends = await _same(at, path, _body(path, body, True), (10**6,))
                 assert ends[-1].reason == "finished"
                 reasons += [end.reason for end in ends[:-1]]
-            assert set(reasons) == {"stopped"} and len(reasons) > len(CASES)
+            assert set(reasons) == {"stopped"}
+            assert len(reasons) > len(CASES) or moment is engine.Progress, "a fast engine may be done before it hears of a later one"
 
     asyncio.run(check())
 
