@@ -21,12 +21,13 @@ from talaria.gpu.protocol.arena import MOST_DESCRIPTORS
 _ANSWER_S: Final = 60.0
 """An agent that neither reads nor answers for so long is not there any more, or has another model in the way."""
 _GONE: Final = "the agent that keeps the arena is gone"
+_NOTHING: Final = protocol.Stage("", 0, 0.0)
 _log = logging.getLogger(__name__)
 
 
 class Tenant:
     """Connected from its start on. ``stage(message, descriptor)`` is called on a thread of its own, since to pin an image takes long, and
-    the arena may be asked for meanwhile; whoever gets a descriptor closes it.
+    the arena may be asked for meanwhile; whoever gets a descriptor closes it. A wish of before the arena was given is void from then on.
 
     A connection that has failed is closed, and nothing is said on it again: the agent keeps the arena for this rank until its process ends.
     """
@@ -141,11 +142,16 @@ class Tenant:
                 raise OSError(_GONE)
 
     def _listen(self) -> None:
+        wished = False
         try:
             for message in self._messages():
                 if isinstance(message, protocol.Taken):
+                    if wished:  # it may still be under way, and the agent takes it to be over
+                        self._wishes.put((_NOTHING, None))
+                        wished = False
                     self._taken.put(message)
                 elif isinstance(message, protocol.Stage):
+                    wished = bool(message.nbytes)
                     self._wishes.put((message, self._incoming.descriptors.popleft() if message.nbytes else None))
         except Exception as error:  # nothing that came after it would be heard
             _log.warning("talaria: the arena's agent is lost: %s", error)

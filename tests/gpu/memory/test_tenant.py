@@ -95,22 +95,28 @@ def test_who_waits_for_the_arena_hears_that_another_thread_has_hung_up(tmp_path:
         assert refused == ["the agent that keeps the arena is gone"]
 
 
-def test_the_arena_is_given_while_an_image_is_still_made_ready_for_staging(tmp_path: Path) -> None:
+def test_the_arena_is_given_while_an_image_is_still_made_ready_and_its_wish_is_void_then(tmp_path: Path) -> None:
     begun, ended, seen = threading.Event(), threading.Event(), list[str]()
 
     def pins(message: protocol.Stage, descriptor: int | None) -> None:
+        if descriptor is not None:
+            os.close(descriptor)
         begun.set()
         assert ended.wait(PATIENCE_S)
         seen.append(message.model)
 
     with agent(tmp_path / "arena") as listener, tenant_of(listener, pins) as (tenant, connection):
         for model in ("b", "c"):
-            connection.sendall(protocol.frame(protocol.Stage(model, 0, 1.0)))
+            socket.send_fds(connection, [protocol.frame(protocol.Stage(model, 64, 1.0))], [listener.fileno()])
         assert begun.wait(PATIENCE_S)
-        connection.sendall(protocol.frame(protocol.Taken(1, {3: 5}, 7)))
-        assert tenant.take() == Ledger("", {3: 5}, 7) and seen == []
+        for number in (1, 2):
+            connection.sendall(protocol.frame(protocol.Taken(number, {3: 5}, 7)))
+            assert tenant.take() == Ledger("", {3: 5}, 7) and seen == []
+        connection.sendall(protocol.frame(protocol.Stage("d", 0, 1.0)))
+        connection.sendall(protocol.frame(protocol.Taken(3, {}, 0)))
+        tenant.take()
         ended.set()
-    assert seen == ["b", "c"]
+    assert seen == ["b", "c", "", "d"], "void but once, and nothing that was not wished for"
 
 
 @pytest.mark.parametrize(
