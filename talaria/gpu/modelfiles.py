@@ -20,10 +20,14 @@ class ModelFiles(NamedTuple):
     weight_bytes: int
     """Of the checkpoint: what the host holds as an image, about."""
     kv_bytes_per_token: int
-    latent: bool
-    """Its KV is the same on every rank."""
+    kv_parts: int
+    """Heads of it, which ranks share; with more ranks some have the same. A latent is one."""
     context_tokens: int = 0
     """Of the longest request; 0 where the files do not say."""
+
+    def kv_bytes_on_rank(self, ranks: int) -> float:
+        """Of the KV of a token."""
+        return self.kv_bytes_per_token / min(ranks, self.kv_parts)
 
 
 def read(path: str, where: str) -> ModelFiles:
@@ -41,7 +45,7 @@ def read(path: str, where: str) -> ModelFiles:
         context = int(text.get("max_position_embeddings") or 0)
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise InputError(f"{path}/config.json does not describe a model: {error!r}", where=where, fix=fix) from None
-    return ModelFiles(folder.name, layers, max(1, _weight_bytes(folder)), max(1, kv_bytes), "kv_lora_rank" in text, context)
+    return ModelFiles(folder.name, layers, max(1, _weight_bytes(folder)), max(1, kv_bytes), max(1, _kv_heads(text)), context)
 
 
 def revision(path: str) -> str:
@@ -63,7 +67,11 @@ def _kv_elements(config: dict[str, Any]) -> int:
         return int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim", 0))
     heads = int(config.get("num_attention_heads", 1))
     head_dim = int(config.get("head_dim") or int(config.get("hidden_size", heads)) // heads)
-    return 2 * int(config.get("num_key_value_heads") or heads) * head_dim
+    return 2 * _kv_heads(config) * head_dim
+
+
+def _kv_heads(config: dict[str, Any]) -> int:
+    return 1 if "kv_lora_rank" in config else int(config.get("num_key_value_heads") or config.get("num_attention_heads", 1))
 
 
 def _element_bytes(config: dict[str, Any]) -> int:

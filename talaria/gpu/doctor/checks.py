@@ -147,12 +147,7 @@ def _fit(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, Mode
 def _room_tokens(files: ModelFiles, tp: int, gpu_bytes: int, idle_bytes: int) -> int:
     """Tokens of KV that there is room for while the model is active."""
     free = gpu_bytes * (1.0 - RUNTIME_SHARE) - files.weight_bytes / tp - idle_bytes
-    return int(free / max(1.0, _token_bytes(files, tp)))
-
-
-def _token_bytes(files: ModelFiles, tp: int) -> float:
-    """Of the KV of a token on each rank."""
-    return files.kv_bytes_per_token / (1 if files.latent else tp)
+    return int(free / max(1.0, files.kv_bytes_on_rank(tp)))
 
 
 def _pools(cluster: ClusterConfig, item: Instance, rooms: dict[str, int]) -> Iterator[Finding]:
@@ -200,7 +195,7 @@ def _host_kv(cluster: ClusterConfig, here: Sequence[Instance], files: dict[str, 
         pages = {}
         for name in item.models:
             if name in files and cluster.models[name].family in KEPT_FAMILIES:
-                page_bytes = page_tokens * files[name].kv_bytes_per_token // (1 if files[name].latent else item.tp)
+                page_bytes = int(page_tokens * files[name].kv_bytes_on_rank(item.tp))
                 pages[name] = page_bytes, item.host_kv_bytes // item.tp // SLAB_BYTES // -(-page_bytes // SLAB_BYTES)
         where, given = f"instance {item.name}", f"host_kv_gib keeps {_size(item.host_kv_bytes)} of KV"
         if not pages:
@@ -257,7 +252,7 @@ def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: d
     weights = {name: files[name].weight_bytes / item.tp for name in item.models if name in files}
     tables = {name: (item.max_running + 1) * files[name].context_tokens * TABLE_BYTES for name in weights}
     for name, nbytes in weights.items():
-        kv = (cluster.models[name].kv_tokens or 0) * _token_bytes(files[name], item.tp)
+        kv = (cluster.models[name].kv_tokens or 0) * files[name].kv_bytes_on_rank(item.tp)
         if nbytes + kv + tables[name] > managed:
             fits = False
             table = f"{_size(tables[name])} of table for {item.max_running} requests"
@@ -266,7 +261,7 @@ def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: d
             yield Finding("warn", where, f"{parts} of {name} a rank, in an arena of {_size(managed)}", fix)
     if weights and fits:
         largest = max(weights, key=lambda name: weights[name])
-        tokens = int((managed - weights[largest] - tables[largest]) / max(1.0, _token_bytes(files[largest], item.tp)))
+        tokens = int((managed - weights[largest] - tables[largest]) / max(1.0, files[largest].kv_bytes_on_rank(item.tp)))
         text = f"{largest} takes {weights[largest] / GIB:.1f} of {_size(managed)} of the arena a rank"
         yield Finding("ok", where, f"{text}; about {tokens:,} tokens of KV beside it, less what workspaces take")
 

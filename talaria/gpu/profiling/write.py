@@ -141,7 +141,7 @@ def _state(cluster: ClusterConfig, model: str, base: str | None) -> dict[str, An
 
 
 def _kv_per_rank(files: ModelFiles, tp: int) -> int:
-    return max(1, files.kv_bytes_per_token // (1 if files.latent else tp))
+    return max(1, int(files.kv_bytes_on_rank(tp)))
 
 
 def _hardware(

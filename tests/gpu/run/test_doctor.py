@@ -15,6 +15,7 @@ from talaria.gpu import config
 from talaria.gpu.doctor.checks import GIB, Machine, examine
 from talaria.gpu.doctor.engine import EngineFacts
 from talaria.gpu.doctor.machine import Gpu, parse
+from talaria.gpu.modelfiles import read
 
 ENGINE = EngineFacts("0.5.23", "0.5.23", ("qwen25", "glm45"), ("qwen3", "glm45"))
 GPUS = [Gpu(number, "NVIDIA B200", 183 * GIB, 0, "580.82") for number in range(8)]
@@ -132,9 +133,9 @@ def test_a_pool_that_does_not_fit_or_is_not_stated_is_worth_a_warning(tmp_path: 
 @pytest.mark.parametrize(
     ("gib", "level", "what"),
     [
-        (0.01, "fail", "host_kv_gib keeps 10.2 MiB of KV, less than one page of big (64 tokens, 1.5 MiB a rank)"),
-        (0.1, "ok", "host_kv_gib keeps 102.4 MiB of KV: about 512 tokens"),
-        (500.0, "ok", "host_kv_gib keeps 500.0 GiB of KV: about 2,730,624 tokens"),
+        (0.01, "fail", "host_kv_gib keeps 10.2 MiB of KV, less than one page of big (64 tokens, 2.9 MiB a rank)"),
+        (0.1, "ok", "host_kv_gib keeps 102.4 MiB of KV: about 256 tokens"),
+        (500.0, "ok", "host_kv_gib keeps 500.0 GiB of KV: about 1,365,312 tokens"),
     ],
 )
 def test_how_much_a_host_pool_keeps_is_said_and_less_than_a_page_fails(tmp_path: Path, gib: float, level: str, what: str) -> None:
@@ -164,8 +165,8 @@ def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None
         (115.0, 400_000, True, [], ""),
         (120.0, 400_000, True, ["warn"], "120.0 GiB a rank, 10.2 GiB of each of 1 idle models, and 54.8 GiB of weights while a model"),
         (160.0, 400_000, True, ["fail"], "160.0 GiB a rank, 10.2 GiB of each of 1 idle models, and"),
-        (50.0, 100_000, True, ["warn"], "54.8 GiB of weights, 9.0 GiB of KV and 0.1 GiB of table for 256 requests of big a rank"),
-        (100.0, 3_000_000, True, ["warn"], "47.5 GiB of weights, 67.2 GiB of KV and 0.1 GiB of table for 256 requests of other a rank"),
+        (60.0, 100_000, True, ["warn"], "54.8 GiB of weights, 17.9 GiB of KV and 0.1 GiB of table for 256 requests of big a rank"),
+        (100.0, 3_000_000, True, ["warn"], "47.5 GiB of weights, 134.5 GiB of KV and 0.1 GiB of table for 256 requests of other a rank"),
         (200.0, 400_000, False, ["warn"], "200.0 GiB a rank, and 54.8 GiB of weights while a model loads, in 250.0 GiB"),
         (251.0, 400_000, False, ["fail"], "in 250.0 GiB"),
     ],
@@ -179,10 +180,18 @@ def test_an_arena_has_to_fit_the_device_and_its_models_the_arena(
     assert [level for level, *_ in said] == levels and all(what in text for _, text, _ in said), said
 
 
+def test_a_head_of_kv_lies_on_one_rank_at_least_and_a_latent_on_all(tmp_path: Path) -> None:
+    heads = read(model(tmp_path, "heads", 1.0, layers=1)["path"], "here")
+    assert [heads.kv_bytes_on_rank(ranks) for ranks in (1, 2, 4, 8)] == [2048, 1024, 512, 512]
+    (tmp_path / "heads" / "config.json").write_text('{"num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}')
+    latent = read(str(tmp_path / "heads"), "here")
+    assert [latent.kv_bytes_on_rank(ranks) for ranks in (1, 8)] == [1152, 1152]
+
+
 def test_what_is_said_of_room_for_kv_is_what_the_arena_has(tmp_path: Path) -> None:
     found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]))["instance group0"]
     said = [(level, text) for level, text, _ in found if "tokens of KV" in text]
-    room = "about 2,013,467 tokens of KV beside it, less what workspaces take"
+    room = "about 1,006,733 tokens of KV beside it, less what workspaces take"
     assert said == [("ok", f"big takes 54.8 of 100.0 GiB of the arena a rank; {room}")]
 
 
@@ -190,8 +199,8 @@ def test_the_example_with_an_arena_fits_the_gpus_that_it_names(tmp_path: Path, m
     monkeypatch.setenv("TALARIA_KEY", "secret")
     monkeypatch.setenv("TALARIA_ADMIN_KEY", "secret")
     value = yaml.safe_load((Path(__file__).resolve().parents[3] / "examples" / "cluster-tp8-arena.yaml").read_text(encoding="utf-8"))
-    for name, weights_gib, layers in (("Qwen3-235B", 438.0, 94), ("GLM-4.5-Air", 199.0, 46)):
-        value["models"][name]["path"] = model(tmp_path, name, weights_gib, layers, kv_heads=8)["path"]  # a head on each rank
+    for name, weights_gib, layers, kv_heads in (("Qwen3-235B", 438.0, 94, 4), ("GLM-4.5-Air", 199.0, 46, 8)):
+        value["models"][name]["path"] = model(tmp_path, name, weights_gib, layers, kv_heads)["path"]
     gpus = [Gpu(number, "NVIDIA H200", 143_771 * 2**20, 0, "580.82") for number in range(8)]
     found = findings(value, gpus=gpus, memory_bytes=1800 * GIB)
     said = {check: [text for level, text, _ in each if level != "ok"] for check, each in found.items() if check != "gateway"}

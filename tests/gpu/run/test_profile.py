@@ -50,7 +50,7 @@ def test_a_step_is_timed_by_the_sequence_that_no_prefill_interrupts() -> None:
 def test_a_fit_that_misses_its_points_says_so_wherever_its_numbers_stand(tmp_path: Path) -> None:
     """The first model follows the shape; of the second a decode point is off by ten."""
     cluster = config.check(stub_document(tmp_path), "test")
-    files = {name: ModelFiles(name, 2, 1000, 64, False) for name in cluster.models}
+    files = {name: ModelFiles(name, 2, 1000, 64, 2) for name in cluster.models}
     measured = Measured()
     for name, spoilt in zip(cluster.models, (1.0, 10.0), strict=True):
         found = measured.models[name] = ModelMeasured(10_000, 4096)
@@ -92,7 +92,7 @@ def test_restores_staging_and_gathers_are_in_the_profile_as_they_were_measured(t
     document["instances"][0]["arena"] = {"managed_gib": 1, "chunk_kib": 1024}
     cluster = config.check(document, "test")
     first, second = cluster.models
-    files = {name: ModelFiles(name, 2, 8000, 64, False) for name in cluster.models}
+    files = {name: ModelFiles(name, 2, 8000, 64, 2) for name in cluster.models}
     measured = Measured({name: ModelMeasured(10_000, 4096) for name in cluster.models})
     measured.switches = [switch(second, "h2d", 0.8)] * 3
 
