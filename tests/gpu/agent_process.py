@@ -41,12 +41,15 @@ class AgentProcess:
         self._http = http
         self._link: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._over = False
+        """The link has ended: nothing more will be heard on it."""
         self._changed = asyncio.Condition()
         self._seq = 0
         self._calls = 0
 
     async def connect(self, gateway: str = "gateway") -> None:
         """Bring the link up anew."""
+        self._over = False
         self._link = await self._http.ws_connect(f"{self.url}{wire.LINK_PATH}", headers={wire.GATEWAY_HEADER: gateway}, max_msg_size=0)
         self._reader = asyncio.create_task(self._read(self._link))
 
@@ -60,6 +63,14 @@ class AgentProcess:
         await self._link.send_bytes(msgspec.msgpack.encode(message))
 
     async def _read(self, link: aiohttp.ClientWebSocketResponse) -> None:
+        try:
+            await self._hear(link)
+        finally:
+            self._over = True
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _hear(self, link: aiohttp.ClientWebSocketResponse) -> None:
         decode = msgspec.msgpack.Decoder(wire.FromAgent).decode
         async for frame in link:
             message = decode(frame.data)
@@ -78,7 +89,8 @@ class AgentProcess:
         """Wait for something heard."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(condition)
+                await self._changed.wait_for(lambda: condition() or self._over)
+            assert condition(), f"the link has ended before: {what}; last heard: {self.heard[-5:]}"
         except TimeoutError:
             raise AssertionError(f"not within {timeout_s:g} s: {what}; last heard: {self.heard[-5:]}") from None
 
