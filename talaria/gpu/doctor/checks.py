@@ -173,8 +173,9 @@ def _residue_bytes(cluster: ClusterConfig) -> int:
 
 
 def _host_memory(here: Sequence[Instance], files: dict[str, ModelFiles], machine: Machine) -> Iterator[Finding]:
-    """Idle models keep their weights in host memory, each instance its own image, beside the KV that it keeps over switches."""
-    images = sum(files[name].weight_bytes for item in here for name in item.models if name in files and len(item.models) > 1)
+    """Idle models, and all of an arena, keep their weights in host memory, each instance its own, beside the KV kept over switches."""
+    kept = (item for item in here if len(item.models) > 1 or item.arena is not None)
+    images = sum(files[name].weight_bytes for item in kept for name in item.models if name in files)
     kv = sum(item.host_kv_bytes for item in here)
     what = f"{_size(images)} of weight images" + (f" and {_size(kv)} of KV (instances[].host_kv_gib)" if kv else "")
     text = f"{what} in {_size(machine.memory_bytes)} of host memory"

@@ -53,6 +53,7 @@ class Runtime:
             needed, there = (self._end - low) / 2**20, (self._end - floor) / 2**20
             text = f"runtime buffers of {needed:.1f} MiB do not fit into {there:.1f} MiB that weights and KV leave of the arena"
             raise SystemExit(f"talaria: {text}: fewer kv_tokens, or more managed_gib")
+        assert not self._kept, "what keeps runtime buffers has no room for one that is made after the first switch"
         self.low = low
         return low
 

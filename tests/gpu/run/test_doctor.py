@@ -153,6 +153,13 @@ def test_a_host_pool_for_models_that_it_cannot_keep_is_worth_a_warning(tmp_path:
     assert [text for level, text, _ in findings(value)["instance group0"] if level == "warn" and "none of its models" in text]
 
 
+def test_weights_are_kept_on_the_host_of_models_that_switch_and_of_an_arena(tmp_path: Path) -> None:
+    value = document(tmp_path)
+    for fields, images in (({}, "0.0 KiB"), ({"arena": ARENA}, "438.0 GiB"), ({"models": ["big", "other"]}, "818.0 GiB")):
+        value["instances"] = [{**GROUP, "models": ["big"], **fields}]
+        assert findings(value)["host memory"][0][1].startswith(f"{images} of weight images"), fields
+
+
 def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None:
     found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]), open_files=52_224)["instance group0"]
     ((level, text, _),) = [finding for finding in found if "chunks" in finding[1]]
