@@ -15,6 +15,8 @@ SHED_RETRY_S: Final = 5.0
 
 
 class Door:
+    """Of one gateway."""
+
     def __init__(self) -> None:
         self.resetting = False
         self.inside = 0

@@ -16,7 +16,11 @@ from talaria.substrate.pages import Extent
 
 
 class Soil:
-    """A stream of copies of whole chunks into the KV ``region`` of one window, which knows what it has written over."""
+    """A stream of copies of whole chunks into the KV ``region`` of one window, which knows what it has written over.
+
+    The staging thread copies while the scheduler's takes, and never in the same row of chunks: pages that are taken were allocated before
+    (``memory.tail``), and nothing is staged there until they are freed.
+    """
 
     def __init__(self, stream: Stream, window: Window, region: KvRegion, chunk_bytes: int) -> None:
         self._stream = stream
