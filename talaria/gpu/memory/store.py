@@ -175,11 +175,8 @@ class HostStore:
         return grant
 
     def _place(self, ticket: Ticket, page_slabs: int) -> bool:
-        """Slabs for the pages of a new ticket that have none; False if dying writers still keep too many."""
-        wanted = []
-        for node, first, count in ticket.parts:
-            known = self._slabs.get((ticket.model, node), {})
-            wanted += [(node, page) for page in range(first, first + count) if page not in known]
+        """Slabs for the pages of a new ticket; False if dying writers still keep too many."""
+        wanted = [(node, page) for node, first, count in ticket.parts for page in range(first, first + count)]
         if len(wanted) * page_slabs > self.pool.free:
             return False
         taken = self.pool.take(len(wanted) * page_slabs)
