@@ -18,7 +18,7 @@ from talaria.policy.knobs import Knobs, with_values
 from tests.gpu.agent_process import AgentProcess, own_agent
 from tests.gpu.memory.shared import LINKER, variables
 from tests.gpu.memory.test_agent_pool import long_call, running
-from tests.gpu.test_agent_engines import CALLS, KNOBS, MODELS, SESSIONS, Answers, check_against_unsegmented, run_session
+from tests.gpu.test_agent_engines import CALLS, KNOBS, MODELS, SESSIONS, TIMEOUT_S, Answers, check_against_unsegmented, run_session
 
 ARENA = {"managed_gib": 0.04, "chunk_kib": 16, "check": True}
 
@@ -58,10 +58,10 @@ def test_two_real_models_in_turns_share_an_arena(cpu_engine: config.Engine, tiny
 
     async def run() -> AgentProcess:
         async with own_agent(cluster(cpu_engine, tiny_models, tmp_path / "fault"), "g0") as (process, agent):
-            await process.until("the engines are up", lambda: process.snapshot is not None, 300.0)
+            await process.until("the engines are up", lambda: process.snapshot is not None, TIMEOUT_S)
             assert process.snapshot is not None and process.snapshot.capabilities.staging
             await process.reset(with_values(Knobs(), KNOBS))
-            async with asyncio.timeout(240.0):
+            async with asyncio.timeout(TIMEOUT_S):
                 await asyncio.gather(*(run_session(process, number, answers) for number in range(SESSIONS)))
                 check_switches(process, agent)
                 agent.engines.forget_host_kv()
@@ -82,7 +82,7 @@ def test_an_engine_that_is_lost_while_it_stages_and_serves_is_opened_again(
 
     async def run() -> None:
         async with own_agent(cluster(cpu_engine, tiny_models, tmp_path / "fault"), "g0") as (process, agent):
-            await process.until("the engines are up", lambda: process.snapshot is not None, 300.0)
+            await process.until("the engines are up", lambda: process.snapshot is not None, TIMEOUT_S)
             for number in (0, 1, 0, 1):
                 turn = sum(session == number for session, _ in answers)
                 await run_session(process, number, answers, range(turn, turn + 1))
@@ -105,7 +105,7 @@ def test_an_engine_that_is_lost_while_it_stages_and_serves_is_opened_again(
             assert agent.arenas.owners() == ["llama"]
 
     async def bounded() -> None:
-        async with asyncio.timeout(600.0):
+        async with asyncio.timeout(TIMEOUT_S):
             await run()
 
     asyncio.run(bounded())

@@ -19,7 +19,7 @@ from talaria.policy.knobs import Knobs, with_values
 from talaria.policy.snapshot import Tier
 from tests.gpu.agent_process import AgentProcess, own_agent
 from tests.gpu.memory.pooled import ARGUMENTS, environment
-from tests.gpu.test_agent_engines import CALLS, KNOBS, MODELS, SESSIONS, Answers, check_against_unsegmented, run_session
+from tests.gpu.test_agent_engines import CALLS, KNOBS, MODELS, SESSIONS, TIMEOUT_S, Answers, check_against_unsegmented, run_session
 
 POOL_GIB = 0.04
 """About 160 pages of the tiny models on each rank, at one a slab; the sessions have more than 200."""
@@ -79,10 +79,10 @@ def test_two_real_models_in_turns_keep_their_sessions_on_the_host(
 
     async def run() -> AgentProcess:
         async with own_agent(cluster(cpu_engine, tiny_models, fault, tp), "g0") as (process, agent):
-            await process.until("the engines are up", lambda: process.snapshot is not None, 300.0)
+            await process.until("the engines are up", lambda: process.snapshot is not None, TIMEOUT_S)
             assert process.snapshot is not None and process.snapshot.capabilities.hkvr
             await process.reset(with_values(Knobs(), KNOBS))
-            async with asyncio.timeout(240.0):
+            async with asyncio.timeout(TIMEOUT_S):
                 await converse(process, agent, fault, answers)
                 check_books(process, agent)
                 await return_by_turns(process, answers)
@@ -109,7 +109,7 @@ def test_sessions_outlive_an_engine_that_is_lost_in_the_middle_of_a_call_and_of_
 
     async def run() -> None:
         async with own_agent(cluster(cpu_engine, tiny_models, fault, tp), "g0") as (process, agent):
-            await process.until("the engines are up", lambda: process.snapshot is not None, 300.0)
+            await process.until("the engines are up", lambda: process.snapshot is not None, TIMEOUT_S)
             for number in (0, 1, 0, 1):
                 turn = sum(session == number for session, _ in answers)
                 await run_session(process, number, answers, range(turn, turn + 1))
@@ -135,7 +135,7 @@ def test_sessions_outlive_an_engine_that_is_lost_in_the_middle_of_a_call_and_of_
             await check_against_unsegmented(process, agent, answers)
 
     async def bounded() -> None:
-        async with asyncio.timeout(600.0):
+        async with asyncio.timeout(TIMEOUT_S):
             await run()
 
     asyncio.run(bounded())
@@ -155,7 +155,7 @@ async def running(agent: Agent, model: str) -> None:
     """A call of the model has had its first token."""
     instance = agent._instance
     assert instance is not None
-    async with asyncio.timeout(120.0):
+    async with asyncio.timeout(TIMEOUT_S):
         while not any(run.model == model and run.view.generated_tokens for run in instance.runs.values()):
             await asyncio.sleep(0.002)
 
