@@ -154,7 +154,7 @@ class Arena(_Strict):
     staging_gib_s: Annotated[float, Field(gt=0)] | None = None
     """How fast a rank copies the next one's weights at the most; none: as the profile says on GPUs, without limit on the CPU."""
     check: bool = False
-    """At every switch compare the weights with their host image, and fill free KV with what is no number: slow, to find faults."""
+    """At every switch compare the weights with their host image, and fill KV with what is no number: slow, to find faults."""
 
     @property
     def chunk_bytes(self) -> int:

@@ -134,7 +134,7 @@ class Engine:
         self.largest_batch.setdefault(model, 0)
 
     def show(self, model: ModelView) -> None:
-        """A slot counts by differences: a model's counters must be current when its slot opens, too."""
+        """The decode counters of ``model``, as they are now: a slot counts by differences, from its opening on."""
         model.decode_s, model.decode_steps = self.decode_s, self.decode_steps
         model.decode_sequence_steps, model.decode_context_steps = self.decode_sequence_steps, self.decode_context_steps
 

@@ -177,12 +177,15 @@ def _host_memory(here: Sequence[Instance], files: dict[str, ModelFiles], machine
     kept = (item for item in here if len(item.models) > 1 or item.arena is not None)
     images = sum(files[name].weight_bytes for item in kept for name in item.models if name in files)
     kv = sum(item.host_kv_bytes for item in here)
-    what = f"{_size(images)} of weight images" + (f" and {_size(kv)} of KV (instances[].host_kv_gib)" if kv else "")
-    text = f"{what} in {_size(machine.memory_bytes)} of host memory"
-    left = machine.memory_bytes - images - kv
+    arenas = sum(item.tp * item.arena.managed_gib * GIB for item in here if item.arena is not None and not item.gpus)
+    parts = [f"{_size(images)} of weight images"]
+    parts += [f"{_size(kv)} of KV (instances[].host_kv_gib)"] if kv else []
+    parts += [f"{_size(arenas)} of arenas"] if arenas else []
+    text = f"{' and '.join(parts)} in {_size(machine.memory_bytes)} of host memory"
+    left = machine.memory_bytes - images - kv - arenas
     if left < 0:
         yield Finding("fail", "host memory", text, "serve fewer models here, lower host_kv_gib, or add memory")
-    elif images + kv > FULL_SHARE * machine.memory_bytes:
+    elif left < (1.0 - FULL_SHARE) * machine.memory_bytes:
         yield Finding("warn", "host memory", text, "little is left for the operating system")
     else:
         what = "the system" if kv else "instances[].host_kv_gib and the system"

@@ -85,22 +85,22 @@ class Attached:
     def keep(self) -> None:
         """The weights as they lie in the window, on the host from now on; in the memory of an earlier image if that had as many bytes.
 
-        Raises OSError, CopyFailed.
+        And room for runtime buffers there. Raises OSError, CopyFailed.
         """
         placing.synchronize(self.device)
         tenant, nbytes = self.tenant, self.nbytes
-        if tenant.image is not None and tenant.welcome.image_bytes == nbytes:
-            memory = MemoryFile(tenant.image, nbytes)
-        else:
-            memory = MemoryFile.make("talaria-weights", nbytes)
+        earlier = tenant.image if tenant.welcome.image_bytes == nbytes else None
+        memory = MemoryFile.make("talaria-weights", nbytes) if earlier is None else MemoryFile(earlier, nbytes)
+        image = Image(memory.map(0, nbytes), nbytes)
+        self.mover.pin(image.address, nbytes)
+        self.stream.copy(gather.copies([(image.address, self.window.address, nbytes)])).wait()
+        if earlier is None:
             tenant.keep(memory.descriptor, nbytes)
             if tenant.image is not None:
                 os.close(tenant.image)
-        image = Image(memory.map(0, nbytes), nbytes)
         memory.close()
-        self.mover.pin(image.address, nbytes)
-        self.stream.copy(gather.copies([(image.address, self.window.address, nbytes)])).wait()
         self.image = image
+        self.runtime.keep()
 
     # --- the KV pool -------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Runtime:
         self._end = end
         self._mover = mover
         self._kept = 0
-        """Where its bytes are while the model is parked."""
+        """Where its bytes are while the model is parked; set by ``keep``."""
 
     @property
     def nbytes(self) -> int:
@@ -53,20 +53,22 @@ class Runtime:
             needed, there = (self._end - low) / 2**20, (self._end - floor) / 2**20
             text = f"runtime buffers of {needed:.1f} MiB do not fit into {there:.1f} MiB that weights and KV leave of the arena"
             raise SystemExit(f"talaria: {text}: fewer kv_tokens, or more managed_gib")
-        assert not self._kept, "what keeps runtime buffers has no room for one that is made after the first switch"
+        assert not self._kept, "what keeps runtime buffers has no room for one that is made later"
         self.low = low
         return low
 
-    def park(self, stream: Stream) -> None:
-        """Keep the bytes on the host. Raises OSError, CopyFailed."""
-        if not self.nbytes:
-            return
-        if not self._kept:
+    def keep(self) -> None:
+        """All are made; from here on there is memory for them on the host. Raises OSError, CopyFailed."""
+        if self.nbytes:
             memory = MemoryFile.make("talaria-runtime", self.nbytes)
             self._kept = memory.map(0, self.nbytes)
             memory.close()
             self._mover.pin(self._kept, self.nbytes)
-        stream.copy(gather.copies([(self._kept, self.low, self.nbytes)])).wait()
+
+    def park(self, stream: Stream) -> None:
+        """Bring the bytes to the host. Raises CopyFailed."""
+        if self._kept:
+            stream.copy(gather.copies([(self._kept, self.low, self.nbytes)])).wait()
 
     def resume(self, stream: Stream) -> None:
         """Bring them back. Raises CopyFailed."""

@@ -208,8 +208,9 @@ class CudaMover:
 
     def unpin(self, address: int) -> None:
         _checked(self._driver.cuCtxSetCurrent(self._context))
-        for piece in self._pinned.pop(address):
-            _checked(self._driver.cuMemHostUnregister(piece))
+        answers = [self._driver.cuMemHostUnregister(piece) for piece in self._pinned.pop(address)]
+        for answer in answers:
+            _checked(answer)
 
     def stream(self) -> Stream:
         return CudaStream(self._driver, self._context)

@@ -93,8 +93,9 @@ window = chunks.window()
 chunks.show(window, (0, 1))
 floor, end = window.address + mover.granule_bytes, window.address + window.nbytes
 runtime, stream = Runtime(mover, end, torch.device("cpu")), mover.stream()
-runtime.resume(stream)
+runtime.keep()
 runtime.park(stream)
+runtime.resume(stream)
 assert runtime.nbytes == 0, "nothing to keep"
 with runtime.within(floor):
     made = [
@@ -110,6 +111,7 @@ assert [end - tensor.data_ptr() for tensor in made] == [512 * number for number 
 assert not any(floor <= tensor.data_ptr() < end for tensor in others)
 
 made[-1].copy_(torch.arange(16.0).reshape(4, 4))
+runtime.keep()
 before = descriptors()
 for order in ((1, 0), (0, 1)):
     runtime.park(stream)

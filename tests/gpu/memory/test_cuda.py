@@ -53,6 +53,9 @@ def test_copies_are_cut_where_pinned_memory_is() -> None:
     nothing = Copies(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     assert cut(nothing) is nothing
 
+NOWHERE = (1 << 50) + 3 * PIN_STEP
+"""Where no process has memory."""
+
 
 class Driver:
     """Success for whatever is asked; ``pinned`` is what is registered, as many pieces as are let."""
@@ -91,7 +94,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
-@pytest.mark.parametrize("address", [3 * PIN_STEP, 3 * PIN_STEP - PAGE, 3 * PIN_STEP + PAGE])
+@pytest.mark.parametrize("address", [NOWHERE, NOWHERE - PAGE, NOWHERE + PAGE])
 @pytest.mark.parametrize("nbytes", [512, PAGE, PIN_STEP - PAGE, PIN_STEP, 5 * PIN_STEP + 512])
 def test_host_memory_is_pinned_piece_by_piece(driver: Driver, address: int, nbytes: int) -> None:
     mover = CudaMover()
@@ -109,7 +112,7 @@ def test_what_cannot_be_pinned_as_a_whole_is_not_at_all(driver: Driver) -> None:
     mover = CudaMover()
     driver.lets = 3
     with pytest.raises(CopyFailed):
-        mover.pin(PIN_STEP, 9 * PIN_STEP)
+        mover.pin(NOWHERE, 9 * PIN_STEP)
     assert not driver.pinned
 
 

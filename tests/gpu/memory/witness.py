@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from talaria.gpu.memory.arenas import Arenas
@@ -152,17 +152,17 @@ class Witness:
         self._judge("leave")
 
     def drain(self, seat: Seat) -> None:
-        self._give_up(seat, "drain")
+        self._give_up(seat, "drain", self._store.drain)
 
     def gone(self, seat: Seat) -> None:
-        self._give_up(seat, "gone")
+        self._give_up(seat, "gone", self._store.gone)
 
-    def _give_up(self, seat: Seat, message: str) -> None:
+    def _give_up(self, seat: Seat, message: str, tell: Callable[[Seat], None]) -> None:
         """Nothing that the rank was given or has found is its own any more."""
         for books in (self._granted, self._restores):
             for key in [key for key in books if key[0] is seat]:
                 del books[key]  # type: ignore[attr-defined]
-        getattr(self._store, message)(seat)
+        tell(seat)
         self._judge(message)
 
     def clear(self) -> None:
