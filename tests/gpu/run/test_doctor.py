@@ -75,14 +75,14 @@ def test_a_machine_with_everything_has_nothing_that_fails(tmp_path: Path) -> Non
         ({}, {"gpus": [gpu._replace(memory_bytes=60 * GIB) for gpu in GPUS]}, "instance group0", "leaves", "use more GPUs"),
         ({}, {"memory_bytes": 512 * GIB}, "host memory", "in 512.0 GiB", "add memory"),
         ({"instances": [{**GROUP, "host_kv_gib": 1500}]}, {}, "host memory", "GiB of KV (instances[].host_kv_gib) in", "lower host_kv_gib"),
-        ({"instances": [{**GROUP, "gpus": [], "arena": {"managed_gib": 150}}]}, {}, "host memory", "1200.0 GiB of arenas in", "serve fewer"),
+        ({"instances": [{**GROUP, "gpus": [], "arena": {"managed_gib": 150}}]}, {}, "host memory", "1200.0 GiB of arenas", "serve fewer"),
         ({"instances": [{**GROUP, "arena": ARENA}]}, {"open_files": 52_223}, "instance group0", "to 52,224, and 52,223 are", "-Hn 52224"),
         ({"policy": {"knobs": {"sticky_start": "nowhere"}}}, {}, "knobs", "sticky_start=nowhere; allowed: pressure, cost", "policy.knobs"),
         ({"policy": {"file": "./absent.yaml"}}, {}, "knobs", "absent.yaml", "policy.file"),
         ({"policy": {"profile": "h200"}}, {}, "profile", "unknown model 'big'", "profile_model"),
         ({"policy": {"profile": "./absent.json"}}, {}, "profile", "absent.json", ""),
     ],
-    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "files", "knobs", "policy", "profile-model", "profile"],
+    ids=["sglang", "gpu", "driver", "hbm", "ram", "kv", "arenas", "files", "knobs", "policy", "profile-model", "profile"],
 )
 def test_what_would_fail_is_said_with_how_to_mend_it(
     tmp_path: Path, changes: dict[str, Any], machine: dict[str, Any], check: str, what: str, fix: str
