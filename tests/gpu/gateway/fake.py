@@ -44,9 +44,13 @@ def run(test: Coroutine[Any, Any, T]) -> T:
 
 
 async def until(condition: Callable[[], bool], what: str = "") -> None:
-    """Wait for a condition; the test's own limit ends a wait in vain."""
-    while not condition():
-        await asyncio.sleep(0.005)
+    """Wait for a condition. Raises TimeoutError with ``what``."""
+    try:
+        async with asyncio.timeout(TEST_S / 2):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise TimeoutError(f"waited in vain: {what}") from None
 
 
 def event(name: str | None, data: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import threading
 from pathlib import Path
 
 from talaria.gpu.memory.arena import Arena
@@ -94,7 +95,7 @@ class _Obedient:
     def talk_nonsense(self) -> None:
         """The agent hangs up."""
         self._rank.tenant._socket.sendall(b"\xff\xff\xff\xff")
-        self._rank.tenant._threads[0].join()
+        next(thread for thread in threading.enumerate() if thread.name == "talaria-arena").join()
 
     def make_one(self) -> None:
         """Of the arena's chunks, and no more."""
