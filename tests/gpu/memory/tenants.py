@@ -95,7 +95,9 @@ class _Obedient:
     def talk_nonsense(self) -> None:
         """The agent hangs up."""
         self._rank.tenant._socket.sendall(b"\xff\xff\xff\xff")
-        next(thread for thread in threading.enumerate() if thread.name == "talaria-arena").join()
+        for thread in threading.enumerate():
+            if thread.name == "talaria-arena":
+                thread.join()
 
     def make_one(self) -> None:
         """Of the arena's chunks, and no more."""
