@@ -195,7 +195,7 @@ def test_a_hung_engine_can_be_killed(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_a_model_that_does_not_start_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_model_that_does_not_start_leaves_the_others_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(group: Group) -> None:
         shutil.rmtree(tmp_path / "other")
         await group.engines.start()
@@ -211,6 +211,8 @@ def test_a_model_that_does_not_start_leaves_the_others_alone(tmp_path: Path) -> 
         assert group.states()[0] is EngineState.ACTIVE, "a start that is not due touches nothing"
 
     run(tmp_path, scene, BackoffPolicy(first_s=60.0))
+    said = [record.getMessage() for record in caplog.records if "event=engine_failed" in record.getMessage()]
+    assert len(said) == 2 and all("model=other" in line and "no model at" in line for line in said), "at the start, and on demand"
 
 
 def test_no_engine_at_all_is_an_error(tmp_path: Path) -> None:

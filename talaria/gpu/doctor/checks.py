@@ -256,7 +256,7 @@ def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: d
     weights = {name: files[name].weight_bytes / item.tp for name in item.models if name in files}
     tables = {name: (item.max_running + 1) * files[name].context_tokens * TABLE_BYTES for name in weights}
     for name, nbytes in weights.items():
-        kv = (cluster.models[name].kv_tokens or 0) * files[name].kv_bytes_on_rank(item.tp)
+        kv = _in_chunks((cluster.models[name].kv_tokens or 0) + cluster.engine.page_tokens, files[name], item.tp, arena)
         if nbytes + kv + tables[name] > managed:
             fits = False
             table = f"{_size(tables[name])} of table for {item.max_running} requests"
@@ -265,9 +265,21 @@ def _arena_models(cluster: ClusterConfig, item: Instance, arena: Arena, files: d
             yield Finding("warn", where, f"{parts} of {name} a rank, in an arena of {_size(managed)}", fix)
     if weights and fits:
         largest = max(weights, key=lambda name: weights[name])
-        tokens = int((managed - weights[largest] - tables[largest]) / max(1.0, files[largest].kv_bytes_on_rank(item.tp)))
-        text = f"{largest} takes {weights[largest] / GIB:.1f} of {_size(managed)} of the arena a rank"
+        block = (managed - weights[largest] - tables[largest]) / _blocks(files[largest]) // arena.chunk_bytes * arena.chunk_bytes
+        tokens = int(block * _blocks(files[largest]) / max(1.0, files[largest].kv_bytes_on_rank(item.tp)))
+        text = f"{largest} takes {_size(weights[largest])} of the {_size(managed)} of the arena a rank"
         yield Finding("ok", where, f"{text}; about {tokens:,} tokens of KV beside it, less what workspaces take")
+
+
+def _blocks(files: ModelFiles) -> int:
+    """K and V of each layer; of latents it is half as many, and this says a little too much."""
+    return 2 * files.layers
+
+
+def _in_chunks(tokens: int, files: ModelFiles, ranks: int, arena: Arena) -> int:
+    """Bytes of KV on a rank: each block takes whole chunks."""
+    block = tokens * files.kv_bytes_on_rank(ranks) / _blocks(files)
+    return -int(-block // arena.chunk_bytes) * arena.chunk_bytes * _blocks(files)
 
 
 def _size(nbytes: float) -> str:

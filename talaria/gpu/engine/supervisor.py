@@ -80,10 +80,13 @@ class Supervisor:
         engine = self.engines[name]
         try:
             await self._opening(name, engine.start())
-            if park:
+        except EngineFailed:
+            return  # said there
+        if park:
+            try:
                 await engine.park()
-        except EngineFailed as error:
-            _log.error("%s", error)
+            except EngineFailed as error:
+                _log.error("%s", error)
 
     async def stop(self) -> None:
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()), *self._kills)
@@ -182,6 +185,7 @@ class Supervisor:
         except EngineFailed as error:
             if error.model == model:
                 self._backoffs[model].failed(str(error), time.monotonic())
+                _log.error("event=engine_failed model=%s why=%s", model, error)
             raise
         self._backoffs[model].started(time.monotonic())
         _log.info("event=engine_started model=%s seconds=%.1f", model, time.monotonic() - began_s)

@@ -20,6 +20,8 @@ from types import FrameType
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHM = "/dev/shm"
 _LEFT_BEHIND = ("sgl_shm_", "sglang_loads_", "sem.mp-", "multi_tokenizer_args_")
+_CLOSE_LOOKS = 60
+"""A second apart, while an engine starts, and may fail."""
 _LONGEST_POLL_S = 10.0
 """What an engine has mapped since the last look is not known, and stays, if all of it is killed at once."""
 
@@ -80,11 +82,12 @@ def _numbers(name: str) -> set[int]:
 def _watch(pid: int, seen: set[int], inodes: set[int]) -> None:
     """Return when the process has ended, or nobody wants it any more; until then, note now and then, ever more rarely, what it has."""
     ended = os.pidfd_open(pid)
-    wait_s = 1.0
+    wait_s, looks = 1.0, 0
     while not select.select([sys.stdin, ended], [], [], wait_s)[0]:
         seen |= _descendants(pid)
         inodes |= _mapped(seen)
-        wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+        looks += 1
+        wait_s = 1.0 if looks < _CLOSE_LOOKS else min(2 * wait_s, _LONGEST_POLL_S)
 
 
 def _kill_all() -> None:

@@ -45,7 +45,8 @@ def move(model: Any, address: int, room_bytes: int, device: torch.device) -> int
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     needed = sum(_padded(tensors[0].untyped_storage().nbytes()) for tensors in by_storage.values())
     if needed > room_bytes:
-        raise ValueError(f"weights of {needed / 2**20:.1f} MiB do not fit into an arena of {room_bytes / 2**20:.1f} MiB")
+        what, there = f"weights of {needed / 2**20:.1f} MiB", f"an arena of {room_bytes / 2**20:.1f} MiB"
+        raise ValueError(f"{what} do not fit into {there}: more managed_gib")
     at = 0
     for tensors in by_storage.values():
         nbytes = tensors[0].untyped_storage().nbytes()

@@ -32,6 +32,11 @@ assert all(first <= tensor.data_ptr() < first + nbytes for tensor in after)
 assert all(torch.equal(*pair) for pair in zip(before, after))
 assert model.half.data_ptr() == model.projection.weight[2:].data_ptr() and model.latent.stride() == (1, 4)
 assert set(placing.addresses(model)) == {"projection.weight", "projection.bias", "angles"}
+try:
+    placing.move(model, first, 3 * 512, torch.device("cpu"))
+    raise AssertionError("it fits")
+except ValueError as error:
+    assert "weights of 0.0 MiB do not fit" in str(error) and "managed_gib" in str(error)
 """
 
 STAGING = """

@@ -173,8 +173,8 @@ def test_an_arena_that_fits_says_how_many_files_it_takes(tmp_path: Path) -> None
         (115.0, 400_000, True, [], ""),
         (120.0, 400_000, True, ["warn"], "120.0 GiB a rank, 10.2 GiB of each of 1 idle models, and 54.8 GiB of weights while a model"),
         (160.0, 400_000, True, ["fail"], "160.0 GiB a rank, 10.2 GiB of each of 1 idle models, and"),
-        (60.0, 100_000, True, ["warn"], "54.8 GiB of weights, 17.9 GiB of KV and 0.1 GiB of table for 256 requests of big a rank"),
-        (100.0, 3_000_000, True, ["warn"], "47.5 GiB of weights, 134.5 GiB of KV and 0.1 GiB of table for 256 requests of other a rank"),
+        (60.0, 100_000, True, ["warn"], "54.8 GiB of weights, 20.6 GiB of KV and 0.1 GiB of table for 256 requests of big a rank"),
+        (100.0, 3_000_000, True, ["warn"], "47.5 GiB of weights, 135.1 GiB of KV and 0.1 GiB of table for 256 requests of other a rank"),
         (200.0, 400_000, False, ["warn"], "200.0 GiB a rank, and 54.8 GiB of weights while a model loads, in 250.0 GiB"),
         (251.0, 400_000, False, ["fail"], "in 250.0 GiB"),
     ],
@@ -199,8 +199,8 @@ def test_a_head_of_kv_lies_on_one_rank_at_least_and_a_latent_on_all(tmp_path: Pa
 def test_what_is_said_of_room_for_kv_is_what_the_arena_has(tmp_path: Path) -> None:
     found = findings(document(tmp_path, instances=[{**GROUP, "arena": ARENA}]))["instance group0"]
     said = [(level, text) for level, text, _ in found if "tokens of KV" in text]
-    room = "about 1,006,733 tokens of KV beside it, less what workspaces take"
-    assert said == [("ok", f"big takes 54.8 of 100.0 GiB of the arena a rank; {room}")]
+    room = "about 983,040 tokens of KV beside it, less what workspaces take"
+    assert said == [("ok", f"big takes 54.8 GiB of the 100.0 GiB of the arena a rank; {room}")]
 
 
 def test_the_example_with_an_arena_fits_the_gpus_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_the_example_with_an_arena_fits_the_gpus_that_it_names(tmp_path: Path, m
     found = findings(value, gpus=gpus, memory_bytes=1800 * GIB)
     said = {check: [text for level, text, _ in each if level != "ok"] for check, each in found.items() if check != "gateway"}
     assert {check: texts for check, texts in said.items() if texts} == {"profile": [found["profile"][0][1]]}, "it is still to be measured"
-    assert any("Qwen3-235B takes 54.8 of 72.0 GiB of the arena" in text for _, text, _ in found["instance group0"])
+    assert any("Qwen3-235B takes 54.8 GiB of the 72.0 GiB of the arena" in text for _, text, _ in found["instance group0"])
 
 
 def test_a_key_that_no_header_can_show_fails_wherever_it_stands(tmp_path: Path) -> None:
