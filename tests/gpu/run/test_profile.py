@@ -144,8 +144,10 @@ def test_a_measured_cluster_can_be_simulated(tmp_path: Path, monkeypatch: pytest
     printed = json.loads(capsys.readouterr().out)
     assert (printed["profile"], printed["scenario"]) == ("ours.json", "ours-scenario.yaml")
     assert {item["model"] for item in printed["poor_fits"]} <= {"m0", "m1"}
-    profile = load("./ours.json")
+    profile, points = load("./ours.json"), json.loads(Path("ours-points.json").read_text(encoding="utf-8"))
     for model in ("m0", "m1"):
+        for point in points["models"][model]["prefill"]:
+            assert point["ms"] >= 0.9e3 * (point["tokens"] - point["cached"]) * PREFILL_TOKEN_S, "late, never early"
         timing = profile.timing(model)
         for fitted_s, true_s in ((timing.prefill_s(800, 0), 800 * PREFILL_TOKEN_S), (timing.step_s(1, 500), STEP_S)):
             assert 0.0 < fitted_s <= true_s + LATE_S, "a loaded machine is late, and a line through that can lie anywhere below"
